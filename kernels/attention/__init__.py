@@ -1,0 +1,11 @@
+"""Attention over the paged KV cache, and over packed sequences without one.
+
+Owns: what callers may use. Never does: arithmetic; that is in the backends' modules beside it.
+"""
+
+from __future__ import annotations
+
+from procengine.kernels.attention.metadata import AttentionMetadata
+from procengine.kernels.attention.reference import paged_attention, varlen_attention
+
+__all__ = ["AttentionMetadata", "paged_attention", "varlen_attention"]

@@ -1,0 +1,79 @@
+"""procengine: an inference engine for language models, built as a pipeline of processes linked by ZeroMQ.
+
+Owns: the public names. Never does: work at import; each name is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from procengine.async_client import AsyncClient
+    from procengine.client import Client
+    from procengine.errors import (
+        ConfigError,
+        EngineDeadError,
+        GroupNotFoundError,
+        InvalidRequestError,
+        ModelError,
+        OverloadedError,
+        ProcengineError,
+        ProtocolError,
+        RequestFailedError,
+        ShuttingDownError,
+        StartupError,
+    )
+    from procengine.llm import LLM
+    from procengine.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, StreamDelta
+    from procengine.sampling_params import SamplingParams
+
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "Client",
+    "CompletionOutput",
+    "ConfigError",
+    "EmbeddingOutput",
+    "EngineDeadError",
+    "GroupNotFoundError",
+    "InvalidRequestError",
+    "Logprob",
+    "ModelError",
+    "OverloadedError",
+    "ProcengineError",
+    "ProtocolError",
+    "RequestFailedError",
+    "RequestOutput",
+    "SamplingParams",
+    "ShuttingDownError",
+    "StartupError",
+    "StreamDelta",
+    "__version__",
+]
+
+__version__: Final = "0.1.0"  # pyproject.toml says the same; a test compares the two
+
+_MODULE_BY_NAME: Final = {
+    "LLM": "procengine.llm",
+    "AsyncClient": "procengine.async_client",
+    "Client": "procengine.client",
+    "SamplingParams": "procengine.sampling_params",
+    "CompletionOutput": "procengine.outputs",
+    "EmbeddingOutput": "procengine.outputs",
+    "Logprob": "procengine.outputs",
+    "RequestOutput": "procengine.outputs",
+    "StreamDelta": "procengine.outputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_BY_NAME.get(name, "procengine.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,136 @@
+"""`ChildProcess`: the supervisor's handle of one child: how it is started, its last words, how it ended.
+
+Owns: the process, its pidfd and its log pipe. Never does: decide what a death means.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from procengine.config import EngineConfig
+
+__all__ = ["ChildProcess", "memory_file"]
+
+_NUM_LAST_LINES = 30
+
+
+def memory_file(data: bytes) -> int:
+    """A descriptor to read `data` from: how a configuration reaches a process without a file or an argument."""
+    fd = os.memfd_create("procengine-config")
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+class ChildProcess:
+    """One child. Its output goes on to our stderr as it comes, so that progress bars stay what they are."""
+
+    def __init__(self, role: str, rank: int, config: EngineConfig, death_fd: int) -> None:
+        self.role = role
+        self.rank = rank
+        self.started_s = time.monotonic()
+        self.is_ready = False
+        self.failure: str | None = None  # what it said of itself before it died
+        config_fd = memory_file(msgspec.json.encode(config))
+        arguments = ["--rank", rank, "--config-fd", config_fd, "--death-fd", death_fd, "--parent", os.getpid()]
+        if sys.stderr.isatty():
+            arguments.append("--progress")
+        # -P: the working directory must not shadow modules. A session of its own: Ctrl-C reaches the supervisor alone.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", f"procengine.procs.{role}", *map(str, arguments)],
+            pass_fds=(config_fd, death_fd),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        os.close(config_fd)
+        assert self._process.stdout is not None
+        self.log_fd = self._process.stdout.fileno()
+        os.set_blocking(self.log_fd, False)
+        self.pidfd = os.pidfd_open(self._process.pid)
+        self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        self._partial_line = ""
+
+    @property
+    def name(self) -> str:
+        """`worker-0`; roles that exist once go without a number."""
+        return f"{self.role}-{self.rank}" if self.role == "worker" else self.role
+
+    @property
+    def identity(self) -> bytes:
+        """Routing id of its control socket."""
+        return f"{self.role}-{self.rank}".encode()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs; reaps it if it does not."""
+        return self._process.poll() is None
+
+    def forward_log(self) -> bool:
+        """Pass on what the child wrote. False: it closed its end."""
+        try:
+            data = os.read(self.log_fd, 65536)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        sys.stderr.write(text := data.decode(errors="replace"))
+        sys.stderr.flush()
+        *lines, self._partial_line = (self._partial_line + text).replace("\r", "\n").split("\n")
+        self._last_lines.extend(line for line in lines if line.strip())
+        return True
+
+    def describe_end(self) -> str:
+        """How it ended, in one line; then the last lines it wrote."""
+        while self.is_alive is False and self._has_more_log():
+            pass
+        status = self._process.returncode
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        reason = f"{self.name} (pid {self.pid}) {how}" + (f": {self.failure}" if self.failure else "")
+        last = list(self._last_lines) + ([self._partial_line] if self._partial_line else [])
+        return reason + ("\nits last log lines:\n  " + "\n  ".join(last) if last else "")
+
+    def kill(self) -> None:
+        """End it now."""
+        if self.is_alive:
+            self._process.kill()
+            self._process.wait()
+
+    def rss_bytes(self) -> int:
+        """Resident memory, 0 if it is gone."""
+        return rss_bytes(self.pid)
+
+    def _has_more_log(self) -> bool:
+        before = (len(self._last_lines), self._partial_line)
+        return self.forward_log() and before != (len(self._last_lines), self._partial_line)
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of a process, 0 if it is gone (proc(5), statm)."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, 0 if it is gone (proc(5), stat)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

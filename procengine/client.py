@@ -1,0 +1,347 @@
+"""`Client`: talks to a running group, and blocks. No asyncio, no thread of its own.
+
+Owns: who waits on the sockets when several threads use one client. Never does: know the protocol (`ClientCore`) or the
+sockets (`ClientLink`).
+
+Threads: all methods may be called from several threads at once. The first that has to wait becomes the leader, takes
+messages in for everybody and wakes the others; sending never waits for it. One iterator of `stream` belongs to one
+thread, and `close` must come last.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, overload
+
+from procengine.client_bodies import (
+    Body,
+    Messages,
+    Prompt,
+    Prompts,
+    generate_body,
+    messages_body,
+    one_params_each,
+    one_prompt_body,
+    prompt_body,
+    prompt_list,
+    prompt_text,
+)
+from procengine.client_core import ClientCore, Pending, dead_group_error
+from procengine.client_link import ClientLink
+from procengine.errors import EngineDeadError
+from procengine.groups import GroupInfo, find_group, is_alive
+from procengine.messages import Attached, Embedding, Stats, Welcome
+from procengine.outputs import (
+    EmbeddingOutput,
+    RequestOutput,
+    StreamDelta,
+    collect_deltas,
+    collect_embedding,
+    stream_delta,
+)
+from procengine.sampling_params import SamplingParams
+
+__all__ = ["Client", "connect_link"]
+
+_LIVENESS_MS = 500
+_CONNECT_TIMEOUT_S = 30.0
+
+
+def connect_link(group: GroupInfo, core: ClientCore) -> tuple[ClientLink, Welcome]:
+    """Connect to a group and shake hands with its frontend and its output process.
+
+    Raises:
+        EngineDeadError: it is gone or does not answer.
+        ProtocolError: it speaks another version.
+    """
+    link = ClientLink(group.endpoint)
+    try:
+        question, frame = core.hello()
+        link.queue(frame)
+        _wait_handshake(link, core, question, group)
+        welcome = question.answer(Welcome)
+        question, frame = core.attach()
+        link.attach(welcome.output_endpoint, frame)
+        _wait_handshake(link, core, question, group)
+        question.answer(Attached)
+    except BaseException:
+        link.close()
+        raise
+    return link, welcome
+
+
+class Client:
+    """A connection to one group; many requests may be under way on it.
+
+    Args:
+        endpoint_or_group_name: `ipc://...` or a group's name; None is the only running group.
+
+    Raises:
+        GroupNotFoundError: no such group, or several and none was named.
+        EngineDeadError: the group does not answer.
+    """
+
+    def __init__(self, endpoint_or_group_name: str | None = None) -> None:
+        self._group = find_group(endpoint_or_group_name)
+        self._core = ClientCore()
+        self._link, self._welcome = connect_link(self._group, self._core)
+        self._condition = threading.Condition(threading.Lock())
+        self._has_leader = False
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the group said about itself: model, context limit, size of the vocabulary, workflows."""
+        return self._welcome
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestOutput: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | list[list[int]] | list[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> list[RequestOutput]: ...
+
+    def generate(
+        self,
+        prompt: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestOutput | list[RequestOutput]:
+        """Complete a text or a list of token ids; for a list of prompts, a list of results in the same order.
+
+        Raises:
+            InvalidRequestError: a prompt or parameter is wrong; the other prompts of the list are aborted.
+            OverloadedError, ShuttingDownError, EngineDeadError, RequestFailedError: as their names say.
+        """
+        prompts, is_list = prompt_list(prompt)
+        bodies = [
+            generate_body(prompt_body(one), of_one, priority, cache_salt)
+            for one, of_one in zip(prompts, one_params_each(params, len(prompts)), strict=True)
+        ]
+        if is_list:
+            return self.generate_bodies(bodies)
+        return self.generate_bodies(bodies, [request_id])[0]
+
+    def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestOutput:
+        """Answer a conversation: `[{"role": "user", "content": "..."}]`. Raises as `generate` does."""
+        body = generate_body(messages_body(messages), params, priority, cache_salt)
+        return self.generate_bodies([body], [request_id])[0]
+
+    def stream(
+        self,
+        prompt: Prompt | None = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: Messages | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Iterator[StreamDelta]:
+        """The answer to a prompt or to `messages` as it comes. Closing the iterator aborts the request.
+
+        The request is sent when the first delta is asked for. Raises as `generate` does.
+        """
+        body = generate_body(one_prompt_body(prompt, messages), params, priority, cache_salt)
+        pending = self._submit("generate", body, request_id)
+        try:
+            while True:
+                self._wait_until(lambda: bool(pending.items) or pending.is_done)
+                is_last = pending.is_done  # before taking: what comes in between belongs to the next turn
+                for delta in pending.take_deltas():
+                    if delta.finish_reason != "error":
+                        yield stream_delta(delta)
+                if is_last:
+                    pending.raise_error()
+                    return
+        finally:
+            self._abandon(pending)
+
+    @overload
+    def embed(self, prompt: Prompt) -> EmbeddingOutput: ...
+
+    @overload
+    def embed(self, prompt: list[str] | list[list[int]] | list[Prompt]) -> list[EmbeddingOutput]: ...
+
+    def embed(self, prompt: Prompts) -> EmbeddingOutput | list[EmbeddingOutput]:
+        """The vector of a text or a list of token ids; for a list of prompts, a list of vectors. Raises as `generate`."""
+        prompts, is_list = prompt_list(prompt)
+        results = self.embed_bodies([prompt_body(one) for one in prompts])
+        return results if is_list else results[0]
+
+    def abort(self, request_id: str) -> None:
+        """Stop a running request, from any thread: it ends with `finish_reason` "abort" and what it has by then."""
+        self._send(self._core.abort(request_id))
+
+    def stats(self, *, reset: bool = False) -> dict[str, Any]:
+        """The group's counters and percentiles since the last reset."""
+        question, frame = self._core.get_stats(reset=reset)
+        self._send(frame)
+        self._wait_until(lambda: question.is_done)
+        return question.answer(Stats).values
+
+    def close(self) -> None:
+        """Close the connection. Requests still running are aborted."""
+        for request_id in self._core.running_ids():
+            self._send(self._core.abort(request_id))
+        self._core.die(EngineDeadError("the client is closed"))
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def generate_bodies(
+        self,
+        bodies: Sequence[Body],
+        request_ids: Sequence[str | None] | None = None,
+        on_end: Callable[[], object] | None = None,
+    ) -> list[RequestOutput]:
+        """Run bodies of `generate` requests together; results in their order. `on_end` is called as each one ends."""
+        ended = self._run_all("generate", bodies, request_ids, on_end)
+        return [
+            collect_deltas(pending.request_id, prompt_text(body), pending.take_deltas())
+            for pending, body in zip(ended, bodies, strict=True)
+        ]
+
+    def embed_bodies(self, bodies: Sequence[Body], on_end: Callable[[], object] | None = None) -> list[EmbeddingOutput]:
+        """Run bodies of `embed` requests together; results in their order."""
+        return [collect_embedding(one.answer(Embedding)) for one in self._run_all("embed", bodies, None, on_end)]
+
+    def _run_all(
+        self,
+        workflow: str,
+        bodies: Sequence[Body],
+        request_ids: Sequence[str | None] | None,
+        on_end: Callable[[], object] | None,
+    ) -> list[Pending]:
+        """Submit all, wait for all. The first error aborts those that still run, and is raised."""
+        batch = _Batch(on_end)
+        try:
+            for body, request_id in zip(bodies, request_ids or [None] * len(bodies), strict=True):
+                batch.add(self._submit(workflow, body, request_id))
+            self._wait_until(batch.is_settled)
+            for pending in batch.members:
+                pending.raise_error()
+        finally:
+            for pending in batch.members:
+                self._abandon(pending)
+        return batch.members
+
+    def _submit(self, workflow: str, body: Body, request_id: str | None) -> Pending:
+        pending, frame = self._core.submit(workflow, body, request_id)
+        self._send(frame)
+        return pending
+
+    def _abandon(self, pending: Pending) -> None:
+        if not pending.is_done:
+            self._send(self._core.abandon(pending))
+
+    def _send(self, frame: bytes | None) -> None:
+        """Send now, or have the leader do it. A leader that is about to end looks once more (`_lead`)."""
+        if frame is None:
+            return
+        self._link.queue(frame)
+        with self._condition:
+            if not self._has_leader:
+                self._link.flush()
+                return
+        self._link.wake()
+
+    def _wait_until(self, is_ready: Callable[[], bool]) -> None:
+        with self._condition:
+            while not is_ready():
+                if self._has_leader:
+                    self._condition.wait()
+                else:
+                    self._lead()
+
+    def _lead(self) -> None:
+        """Take in messages once, for everybody, with the condition released meanwhile."""
+        self._has_leader = True
+        self._condition.release()
+        try:
+            self._receive()
+        finally:
+            self._condition.acquire()
+            self._has_leader = False
+            self._link.flush()  # queued by a thread that saw us lead
+            self._condition.notify_all()
+
+    def _receive(self) -> None:
+        frames = self._link.receive(_LIVENESS_MS)
+        for frame in frames:
+            self._core.receive(frame)
+        if not frames and self._core.has_pending and not _is_group_alive(self._group):
+            self._core.die(dead_group_error(self._group.name))
+
+
+class _Batch:
+    """Requests that are waited for together."""
+
+    def __init__(self, on_end: Callable[[], object] | None) -> None:
+        self.members: list[Pending] = []
+        self._num_settled = 0  # members before this one are done
+        self._on_end = on_end
+
+    def add(self, pending: Pending) -> None:
+        self.members.append(pending)
+        pending.on_end = self._on_end
+        if pending.is_done and self._on_end is not None:
+            self._on_end()  # it ended before anyone could tell us
+
+    def is_settled(self) -> bool:
+        """Whether all are done, or one has failed. Looks at each member once in all, not once a call."""
+        while self._num_settled < len(self.members) and self.members[self._num_settled].is_done:
+            if self.members[self._num_settled].error is not None:
+                return True
+            self._num_settled += 1
+        return self._num_settled == len(self.members)
+
+
+def _wait_handshake(link: ClientLink, core: ClientCore, question: Pending, group: GroupInfo) -> None:
+    deadline = time.monotonic() + _CONNECT_TIMEOUT_S
+    while not question.is_done:
+        frames = link.receive(_LIVENESS_MS)
+        for frame in frames:
+            core.receive(frame)
+        if frames:
+            continue
+        if not _is_group_alive(group):
+            raise dead_group_error(group.name)
+        if time.monotonic() > deadline:
+            raise EngineDeadError(f"group {group.name!r} does not answer within {_CONNECT_TIMEOUT_S:g} s")
+
+
+def _is_group_alive(group: GroupInfo) -> bool:
+    return not group.run_dir or is_alive(group.run_dir)

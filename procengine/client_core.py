@@ -1,0 +1,253 @@
+"""`ClientCore`: the protocol as a client sees it, without a socket. `Client` and `AsyncClient` both drive one.
+
+Owns: the table of requests and questions under way, and which of them each incoming message belongs to or ends.
+Never does: send, receive, wait or look at a clock. Methods that start something return the frame to send.
+
+Adding and looking up requests from several threads is safe (each is one dictionary operation); `receive` must be
+called by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import msgspec
+
+from procengine.client_bodies import Body, encode_body
+from procengine.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    ProcengineError,
+    ProtocolError,
+    RequestFailedError,
+    error_from_code,
+)
+from procengine.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Attach,
+    Attached,
+    Delta,
+    Embedding,
+    GetStats,
+    Hello,
+    Outputs,
+    Rejected,
+    Stats,
+    Submit,
+    Welcome,
+    decode_to_client,
+    encode,
+)
+
+__all__ = ["ClientCore", "Pending", "dead_group_error"]
+
+Item: TypeAlias = Delta | Embedding | Welcome | Attached | Stats
+_AnswerT = TypeVar("_AnswerT", bound=Item)
+
+
+class Pending:
+    """A request or a question under way: what has come for it, and whether more will."""
+
+    __slots__ = ("error", "is_done", "items", "on_end", "on_item", "request_id")
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.items: deque[Item] = deque()  # the owner may take items out while others come in
+        self.is_done = False
+        self.error: ProcengineError | None = None
+        self.on_item: Callable[[], object] | None = None
+        self.on_end: Callable[[], object] | None = None
+
+    def take_deltas(self) -> list[Delta]:
+        """All deltas that are here now, oldest first; afterwards they are not here any more."""
+        taken: list[Delta] = []
+        while self.items:
+            taken.append(cast(Delta, self.items.popleft()))
+        return taken
+
+    def answer(self, kind: type[_AnswerT]) -> _AnswerT:
+        """The last message that came. Call it when this is done.
+
+        Raises:
+            ProcengineError: the request was refused or failed, or the group is gone.
+        """
+        self.raise_error()
+        message = self.items[-1]
+        if not isinstance(message, kind):
+            raise ProtocolError(f"expected {kind.__name__} from the group, got {type(message).__name__}")
+        return message
+
+    def raise_error(self) -> None:
+        """Raise what ended this, if an error did. A new exception each time: several threads may raise the same one."""
+        if self.error is not None:
+            raise type(self.error)(str(self.error))
+
+
+class ClientCore:
+    """All that one client has under way."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Pending] = {}
+        self._questions: deque[Pending] = deque()  # the frontend answers them in order
+        self._ids = itertools.count()
+        self._max_request_bytes = 0
+        self._death: ProcengineError | None = None
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether anything is awaited."""
+        return bool(self._requests or self._questions)
+
+    def running_ids(self) -> list[str]:
+        """Ids of the requests under way."""
+        return list(self._requests)
+
+    def hello(self) -> tuple[Pending, bytes]:
+        """Introduce the client to the frontend; the answer is a Welcome."""
+        return self._ask(), encode(Hello(PROTOCOL_VERSION))
+
+    def attach(self) -> tuple[Pending, bytes]:
+        """Introduce the client to the output process; the answer is an Attached."""
+        return self._ask(), encode(Attach(PROTOCOL_VERSION))
+
+    def get_stats(self, *, reset: bool) -> tuple[Pending, bytes]:
+        """Ask for the counters; the answer is a Stats."""
+        self._raise_if_dead()
+        return self._ask(), encode(GetStats(reset))
+
+    def submit(self, workflow: str, body: Body, request_id: str | None = None) -> tuple[Pending, bytes]:
+        """Enter a request into the table and encode it.
+
+        Raises:
+            InvalidRequestError: it cannot be sent, is too large, or its id is in use.
+            EngineDeadError: the group has died.
+        """
+        self._raise_if_dead()
+        request_id = self._new_id() if request_id is None else self._check_id(request_id)
+        frame = encode(Submit(request_id, workflow, msgspec.Raw(encode_body(body))))
+        if len(frame) > self._max_request_bytes:
+            raise InvalidRequestError(_too_large(body, len(frame), self._max_request_bytes))
+        pending = self._requests[request_id] = Pending(request_id)
+        return pending, frame
+
+    def abort(self, request_id: str) -> bytes | None:
+        """The frame that stops a running request (it still gets its terminal message); None if there is none."""
+        return encode(Abort(request_id)) if request_id in self._requests else None
+
+    def abandon(self, pending: Pending) -> bytes | None:
+        """Forget a request: what still comes for it is dropped. Returns the frame that stops it, if it runs."""
+        frame = self.abort(pending.request_id)
+        if frame is not None:
+            self._end(pending)
+        return frame
+
+    def receive(self, frame: bytes) -> None:
+        """Sort one incoming message."""
+        try:
+            message = decode_to_client(frame)
+        except msgspec.DecodeError as error:
+            self.fail_all(ProtocolError(f"a message from the group cannot be read: {error}"))
+            return
+        if type(message) is Outputs:
+            self._take_items(message.items)
+        else:
+            self._take_control(message)
+
+    def fail_all(self, error: ProcengineError) -> None:
+        """End everything under way with an error."""
+        for pending in [*self._requests.values(), *self._questions]:
+            self._end(pending, error)
+        self._questions.clear()
+
+    def die(self, error: ProcengineError) -> None:
+        """The group is gone: end everything, and refuse whatever comes after."""
+        self._death = error
+        self.fail_all(error)
+
+    def _take_items(self, items: Sequence[Delta | Embedding]) -> None:
+        """The hot path: one dictionary lookup and one append an item."""
+        requests = self._requests
+        for item in items:
+            pending = requests.get(item.request_id)
+            if pending is None:
+                continue  # abandoned
+            pending.items.append(item)
+            if item.finish_reason is not None:
+                self._end(pending, _item_error(item))
+            elif pending.on_item is not None:
+                pending.on_item()
+
+    def _take_control(self, message: Welcome | Rejected | Stats | Attached | Outputs) -> None:
+        assert not isinstance(message, Outputs)
+        if isinstance(message, Rejected):
+            self._take_rejection(message)
+        elif self._questions:
+            if isinstance(message, Welcome):
+                self._max_request_bytes = message.max_request_bytes
+            question = self._questions.popleft()
+            question.items.append(message)
+            self._end(question, _version_error(message))
+
+    def _take_rejection(self, message: Rejected) -> None:
+        error = error_from_code(message.code, message.message)
+        if not message.request_id:
+            self.fail_all(error)
+            return
+        pending = self._requests.get(message.request_id)
+        if pending is not None:
+            self._end(pending, error)
+
+    def _end(self, pending: Pending, error: ProcengineError | None = None) -> None:
+        self._requests.pop(pending.request_id, None)
+        pending.error = error
+        pending.is_done = True
+        if pending.on_end is not None:
+            pending.on_end()
+
+    def _ask(self) -> Pending:
+        question = Pending("")
+        self._questions.append(question)
+        return question
+
+    def _new_id(self) -> str:
+        """The next id that no running request has: callers may choose ids of their own."""
+        return next(text for number in self._ids if (text := f"r{number}") not in self._requests)
+
+    def _raise_if_dead(self) -> None:
+        if self._death is not None:
+            raise type(self._death)(str(self._death))
+
+    def _check_id(self, request_id: str) -> str:
+        if request_id in self._requests:
+            raise InvalidRequestError(f"request_id: {request_id!r} is in use by a running request")
+        if not request_id or not request_id.isprintable():
+            raise InvalidRequestError(f"request_id: must be a non-empty, printable text, got {request_id!r}")
+        return request_id
+
+
+def dead_group_error(name: str) -> EngineDeadError:
+    """What callers see when the supervisor has vanished."""
+    return EngineDeadError(f"group {name!r} is gone: its supervisor is not running any more")
+
+
+def _item_error(item: Delta | Embedding) -> RequestFailedError | None:
+    """The error in a terminal message. Of a vector that was aborted there is nothing to return, so that is one too."""
+    if item.finish_reason == "error" or (isinstance(item, Embedding) and item.finish_reason != "stop"):
+        return RequestFailedError(item.error or f"request {item.request_id} ended by {item.finish_reason}")
+    return None
+
+
+def _version_error(message: Any) -> ProtocolError | None:
+    version = getattr(message, "version", PROTOCOL_VERSION)
+    if version == PROTOCOL_VERSION:
+        return None
+    return ProtocolError(f"the group speaks protocol version {version}, this client speaks {PROTOCOL_VERSION}")
+
+
+def _too_large(body: Body, num_bytes: int, limit: int) -> str:
+    field = next((name for name in ("prompt", "prompt_token_ids", "messages") if name in body), "request")
+    return f"{field}: the request has {num_bytes} bytes, the limit (max_request_bytes) is {limit}"

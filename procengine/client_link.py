@@ -1,0 +1,89 @@
+"""`ClientLink`: the two sockets of a client, and a blocking wait on both. `Client` and `bench` are built on it.
+
+Owns: identity, sockets, the poller, the wake-up descriptor. Never does: look into a message, or call back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+import zmq
+
+from procengine import ipc
+
+__all__ = ["ClientLink", "new_identity"]
+
+
+def new_identity() -> bytes:
+    """A routing id for both sockets of one client. ZeroMQ keeps those that begin with a zero byte for itself."""
+    return b"c" + os.urandom(15)
+
+
+class ClientLink:
+    """One client's connection. One thread may receive; `queue` and `wake` may be called from any."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = ipc.make_context()
+        self._identity = new_identity()
+        self._frontend = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
+        self._output: zmq.Socket[bytes] | None = None
+        self._outbox: deque[bytes] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller = zmq.Poller()
+        self._poller.register(self._frontend, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
+
+    def attach(self, output_endpoint: str, frame: bytes) -> None:
+        """Connect to the output process and introduce ourselves with `frame`."""
+        self._output = ipc.connect(self._context, zmq.DEALER, output_endpoint, identity=self._identity)
+        self._output.send(frame)
+        self._poller.register(self._output, zmq.POLLIN)
+
+    def queue(self, frame: bytes) -> None:
+        """Have `frame` sent to the frontend by the next `receive` or `flush`."""
+        self._outbox.append(frame)
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether frames wait to be sent."""
+        return bool(self._outbox)
+
+    def wake(self) -> None:
+        """Make a `receive` that waits in another thread return."""
+        os.eventfd_write(self._wake, 1)
+
+    def flush(self) -> None:
+        """Send what is queued."""
+        while self._outbox:
+            self._frontend.send(self._outbox.popleft())
+
+    def receive(self, timeout_ms: int) -> list[bytes]:
+        """Send what is queued, then wait for frames and return all that are here; [] after `timeout_ms` or `wake`."""
+        self.flush()
+        frames: list[bytes] = []
+        for source, _ in self._poller.poll(timeout_ms):
+            if source == self._wake:
+                os.eventfd_read(self._wake)
+            else:
+                _drain(source, frames)
+        return frames
+
+    def close(self) -> None:
+        """Close the sockets; what was queued is still sent."""
+        if self._context.closed:
+            return
+        self.flush()
+        self._frontend.close()
+        if self._output is not None:
+            self._output.close()
+        self._context.term()
+        os.close(self._wake)
+
+
+def _drain(socket: zmq.Socket[bytes], frames: list[bytes]) -> None:
+    try:
+        while True:
+            frames.append(socket.recv(zmq.NOBLOCK))
+    except zmq.Again:
+        return

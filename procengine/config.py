@@ -1,0 +1,137 @@
+"""The resolved configuration: frozen values, made once by `resolve.resolve()` and handed to every process.
+
+Owns: the shape of the configuration. Never does: read the environment, guess, or change a value.
+Nothing here says "auto": by the time an `EngineConfig` exists, every field is a fact.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+__all__ = [
+    "CacheConfig",
+    "Device",
+    "EngineConfig",
+    "GroupConfig",
+    "LimitsConfig",
+    "ModelConfig",
+    "RopeScaling",
+    "SchedulerConfig",
+    "WorkerConfig",
+]
+
+Device = Literal["cpu", "cuda", "mock"]
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+class RopeScaling(Struct, frozen=True, forbid_unknown_fields=True):
+    """How rotary frequencies are stretched beyond the trained context (`rope_scaling` of a Hugging Face config)."""
+
+    kind: Literal["none", "linear", "llama3", "yarn"] = "none"
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float | None = None  # yarn: cos/sin multiplier; None means 0.1 ln(factor) + 1
+    truncate: bool = True  # yarn: whether the correction range is rounded to whole dimensions
+
+
+class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Facts read from a model's files. Counts are per whole model; `head_dim` may differ from hidden_size/num_heads."""
+
+    name: str  # what the user asked for
+    path: str  # a Hugging Face folder or a .gguf file; "" for a model that has no weights (mock)
+    format: Literal["safetensors", "gguf"]
+    architecture: Literal["llama", "mistral", "qwen2", "qwen3"]
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling = RopeScaling()
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    tokenizer_path: str = ""  # a tokenizer.json for the `tokenizers` library
+    chat_template: str | None = None  # Jinja source
+    chat_bos_token: str = ""  # what `bos_token` / `eos_token` mean inside the template
+    chat_eos_token: str = ""
+    weights_dtype: DType = "bfloat16"  # what the files hold (or, for quantised ones, decode to without loss of note)
+    pooling: Literal["last", "mean"] = "last"  # how `embed` reduces hidden states
+    workflows: tuple[str, ...] = ("generate", "embed")
+
+
+class CacheConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The paged KV cache of each worker."""
+
+    block_size: int = 16  # tokens
+    num_blocks: int | None = None  # None: the worker measures what fits `memory_bytes` and says so in WorkerReady
+    memory_bytes: int = 1 << 30
+    enable_prefix_caching: bool = True
+
+
+class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one worker may have running, and how far ahead of it the frontend plans."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 8192
+    enable_chunked_prefill: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    async_depth: int = 2
+    decode_steps: int = 1
+
+
+class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The device processes."""
+
+    device: Device = "cpu"
+    dtype: DType = "float32"
+    num_workers: int = 1
+    threads: int = 1  # CPU threads of one worker
+    mock_step_ms: float = 0.0
+
+
+class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds that keep one client from taking the group down."""
+
+    max_queued_requests: int = 8192
+    max_request_bytes: int = 4 << 20
+    max_stop_strings: int = 16
+    max_stop_bytes: int = 4096
+    max_stop_token_ids: int = 64
+    max_logprobs: int = 20
+
+
+class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the group lives and how it ends."""
+
+    name: str
+    run_dir: str
+    start_timeout_s: float = 300.0
+    drain_timeout_s: float = 10.0
+
+
+class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything a process of the group needs to know. One value, the same in all of them."""
+
+    model: ModelConfig
+    group: GroupConfig
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    worker: WorkerConfig = WorkerConfig()
+    limits: LimitsConfig = LimitsConfig()

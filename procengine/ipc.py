@@ -1,0 +1,120 @@
+"""The one place that creates ZeroMQ sockets and sets their options.
+
+Owns: socket options and the drain loop for sockets on an asyncio loop. Never does: know a message.
+
+Facts behind the options (libzmq 4.3.5): a second `bind` on a live ipc path silently steals it, so the supervisor holds
+a flock on the run directory before anything binds; a frame over MAXMSGSIZE drops the connection and the message behind
+it, so senders cap sizes themselves and the receiver's limit is only a backstop; a ROUTER drops silently unless it is
+told otherwise; LINGER defaults to forever; the default high-water mark of 1000 messages makes a PUSH block its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+
+__all__ = ["HEARTBEAT_MS", "UNREACHABLE", "SocketReader", "bind", "connect", "make_context", "send_routed"]
+
+HEARTBEAT_MS: Final = 0  # ipc peers: the kernel reports a closed socket at once, heartbeats would only wake idle processes
+_LINGER_MS: Final = 1000
+_HANDSHAKE_MS: Final = 10_000
+_BACKSTOP_BYTES: Final = 1 << 30
+UNREACHABLE: Final = (zmq.EHOSTUNREACH, zmq.EAGAIN)
+
+
+def make_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """A context with one I/O thread, which is enough for any process of the group."""
+    return zmq.Context(io_threads=1)
+
+
+def bind(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, *, max_message_bytes: int = _BACKSTOP_BYTES
+) -> zmq.Socket[bytes]:
+    """A socket of `kind` that listens on `endpoint`."""
+    socket = _make(context, kind, max_message_bytes)
+    socket.bind(endpoint)
+    return socket
+
+
+def connect(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, *, identity: bytes | None = None
+) -> zmq.Socket[bytes]:
+    """A socket of `kind` that connects to `endpoint`; `identity` is its routing id at a ROUTER."""
+    socket = _make(context, kind, _BACKSTOP_BYTES)
+    if identity is not None:
+        socket.setsockopt(zmq.IDENTITY, identity)
+    socket.connect(endpoint)
+    return socket
+
+
+def _make(context: zmq.Context[zmq.Socket[bytes]], kind: int, max_message_bytes: int) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    # Unbounded pipes: bounds are set where a queue has an owner who can refuse (admission), not where a full pipe
+    # would make the worker wait or lose a message.
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    if kind == zmq.ROUTER:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects under its identity replaces the old pipe
+    return socket
+
+
+def send_routed(router: zmq.Socket[bytes], identity: bytes, message: bytes) -> bool:
+    """Send to one peer of a ROUTER without blocking. False: the peer is gone."""
+    try:
+        router.send_multipart((identity, message), zmq.NOBLOCK)
+    except zmq.ZMQError as error:
+        if error.errno in UNREACHABLE:
+            return False
+        raise
+    return True
+
+
+class SocketReader:
+    """Feeds a socket's messages to a callback from an asyncio loop, without zmq.asyncio (which costs ~10x a plain recv).
+
+    A ZeroMQ descriptor is edge-triggered: it says "something happened", once. So every wake-up drains the socket, and
+    whoever *sends* on the same socket must call `poke()` afterwards, since a send may swallow the wake-up.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        socket: zmq.Socket[bytes],
+        on_message: Callable[[list[bytes]], None],
+        after_drain: Callable[[], None] | None = None,
+    ) -> None:
+        self._loop = loop
+        self._socket = socket
+        self._on_message = on_message
+        self._after_drain = after_drain
+        self._is_poked = False
+        loop.add_reader(socket.getsockopt(zmq.FD), self._drain)
+        self.poke()  # messages may have come before the descriptor was watched
+
+    def poke(self) -> None:
+        """Drain soon, if anything is waiting."""
+        if not self._is_poked:
+            self._is_poked = True
+            self._loop.call_soon(self._drain)
+
+    def close(self) -> None:
+        """Stop watching; the socket itself stays open."""
+        self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+
+    def _drain(self) -> None:
+        self._is_poked = False
+        socket, on_message = self._socket, self._on_message
+        got_any = False
+        while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+            on_message(socket.recv_multipart(zmq.NOBLOCK))
+            got_any = True
+        if got_any and self._after_drain is not None:
+            self._after_drain()

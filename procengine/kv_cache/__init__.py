@@ -1,0 +1,1 @@
+"""The frontend's view of a worker's paged KV cache: which block belongs to whom. The tensors are the worker's."""

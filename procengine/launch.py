@@ -1,0 +1,105 @@
+"""Launches a process group from a program: a supervisor of its own that dies with the caller.
+
+Owns: the supervisor's process and the pipe that tells it of our death. Never does: talk to the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from types import TracebackType
+from typing import IO, Any, Self
+
+import msgspec
+
+from procengine.child_process import memory_file
+from procengine.config import EngineConfig
+from procengine.errors import StartupError
+
+__all__ = ["Group", "launch_group"]
+
+_CLOSE_WAIT_S = 20.0
+
+
+class Group:
+    """A running group. Close it, or let the process end: the supervisor sees its pipe close and ends the group."""
+
+    def __init__(self, process: subprocess.Popen[bytes], pipe_fd: int, ready: dict[str, Any]) -> None:
+        self.ready = ready
+        self._process = process
+        self._pipe_fd: int | None = pipe_fd
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect."""
+        return str(self.ready["endpoint"])
+
+    def close(self) -> int:
+        """End the group and wait for it. Returns the supervisor's exit status; closing twice is fine."""
+        if self._pipe_fd is not None:
+            os.close(self._pipe_fd)
+            self._pipe_fd = None
+        return _wait(self._process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+
+def launch_group(config: EngineConfig, *, log_to: IO[bytes] | int | None = None) -> Group:
+    """Start a group and wait until it is ready. `log_to` takes its log; None is our own stderr.
+
+    Raises:
+        StartupError: it did not come up; says which process failed and shows its last log lines.
+    """
+    death_pipe, pipe_fd = os.pipe()
+    config_fd = memory_file(msgspec.json.encode(config))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "procengine.procs.supervisor"]
+        + ["--config-fd", str(config_fd), "--launcher-fd", str(death_pipe)],
+        pass_fds=(config_fd, death_pipe),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log_to,
+        start_new_session=True,  # Ctrl-C is ours to handle: we close the group
+    )
+    os.close(config_fd)
+    os.close(death_pipe)
+    try:
+        ready = _read_ready(process, config.group.start_timeout_s)
+    except BaseException:
+        os.close(pipe_fd)
+        _wait(process)
+        raise
+    return Group(process, pipe_fd, ready)
+
+
+def _read_ready(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:
+    assert process.stdout is not None
+    deadline_s = time.monotonic() + timeout_s + 5.0  # the supervisor gives up first, and says why
+    line = b""
+    while not line.endswith(b"\n"):
+        readable, _, _ = select.select([process.stdout], [], [], max(0.0, deadline_s - time.monotonic()))
+        data = os.read(process.stdout.fileno(), 65536) if readable else b""
+        if not data:
+            raise StartupError(f"the supervisor said nothing and {'ended' if readable else 'did not answer in time'}")
+        line += data
+    event: dict[str, Any] = json.loads(line)
+    if event["event"] != "ready":
+        raise StartupError(event["error"])
+    return event
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(_CLOSE_WAIT_S)
+    process.send_signal(signal.SIGKILL)  # its children follow (PR_SET_PDEATHSIG)
+    return process.wait()

@@ -1,0 +1,411 @@
+"""Every message that crosses a socket, and one typed decoder a receiving end.
+
+Owns: the wire format (docs/PROTOCOL.md describes it; golden-bytes tests pin it). Never does: open a socket.
+Messages are MessagePack arrays whose first element is the tag. New fields go last, with defaults. Bulk arrays travel as
+a second frame beside a header (`StepInput`, `StepResult`, `EmbedInput`, `EmbedResult`); `procengine.step_payload`
+cuts those frames into named sections.
+"""
+
+from __future__ import annotations
+
+from typing import Any, dataclass_transform
+
+import msgspec
+from msgspec import Raw, Struct
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Abort",
+    "Admitted",
+    "Attach",
+    "Attached",
+    "ChildStats",
+    "ClientGone",
+    "Delta",
+    "Drain",
+    "Drained",
+    "EmbedInput",
+    "EmbedResult",
+    "Embedding",
+    "Failed",
+    "Finish",
+    "GetStats",
+    "GetStatus",
+    "Hello",
+    "Outputs",
+    "ProcessStatus",
+    "Query",
+    "Ready",
+    "Register",
+    "Rejected",
+    "Replay",
+    "Resync",
+    "Shutdown",
+    "Stats",
+    "Status",
+    "StepInput",
+    "StepResult",
+    "Submit",
+    "TextStop",
+    "TokenLogprobs",
+    "Welcome",
+    "WorkerReady",
+    "decode_from_client",
+    "decode_from_control_peer",
+    "decode_from_output",
+    "decode_from_output_peer",
+    "decode_from_supervisor",
+    "decode_from_worker",
+    "decode_register_side",
+    "decode_status",
+    "decode_step",
+    "decode_to_client",
+    "encode",
+]
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))  # type checkers: subclasses are frozen too
+class _Message(Struct, frozen=True, array_like=True, gc=False):
+    """Base of all messages: immutable, an array on the wire, invisible to the garbage collector."""
+
+
+# --- client -> frontend ---------------------------------------------------------------------------------------------
+
+
+class Hello(_Message, tag="hello"):
+    """First message of a client: the version it speaks."""
+
+    version: int
+
+
+class Submit(_Message, tag="submit"):
+    """A request. `body` is a map whose shape the workflow decides (`GenerateBody`, `EmbedBody`)."""
+
+    request_id: str  # chosen by the client, unique among its running requests
+    workflow: str
+    body: Raw
+
+
+class Abort(_Message, tag="abort"):
+    """Stop a request; it still ends with one terminal message, `finish_reason` "abort"."""
+
+    request_id: str
+
+
+class GetStats(_Message, tag="get_stats"):
+    """Ask for the counters since the last reset."""
+
+    reset: bool = False
+
+
+# --- frontend -> client ---------------------------------------------------------------------------------------------
+
+
+class Welcome(_Message, tag="welcome"):
+    """Answer to Hello: what this group is and where its outputs come from."""
+
+    version: int
+    group: str
+    model: str
+    output_endpoint: str
+    max_model_len: int
+    vocab_size: int
+    workflows: tuple[str, ...]
+    max_request_bytes: int
+
+
+class Rejected(_Message, tag="rejected"):
+    """A request was not accepted, or the whole group is going: terminal for `request_id`."""
+
+    request_id: str  # "" when the message belongs to no request
+    code: str  # see procengine.errors
+    message: str
+
+
+class Stats(_Message, tag="stats"):
+    """Counters and percentiles since the last reset, by name."""
+
+    values: dict[str, Any]
+
+
+# --- client <-> output ----------------------------------------------------------------------------------------------
+
+
+class Attach(_Message, tag="attach"):
+    """First message of a client on the output socket, so that the output process can route to it."""
+
+    version: int
+
+
+class Attached(_Message, tag="attached"):
+    """Answer to Attach: outputs can reach this client now."""
+
+    version: int
+
+
+class TokenLogprobs(_Message):
+    """Log probabilities at one position: the chosen token first, then the most likely ones."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]  # 1 is the most likely token
+
+
+class Delta(_Message, tag="delta"):
+    """New text and tokens of one choice. The one with a `finish_reason` is the last."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None  # stop | length | abort | error
+    stop_reason: int | str | None = None  # the stop string or stop token id that matched
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_token_ids: list[int] | None = None  # in the first delta
+    num_cached_tokens: int | None = None  # in the first delta after admission
+    error: str | None = None
+
+
+class Embedding(_Message, tag="embedding"):
+    """The vector of one `embed` request: little-endian float32 bytes. Terminal."""
+
+    request_id: str
+    data: bytes
+    prompt_token_ids: list[int]
+    finish_reason: str | None = "stop"
+    error: str | None = None
+
+
+class Outputs(_Message, tag="outputs"):
+    """All that one step brought for one client."""
+
+    items: list[Delta | Embedding]
+
+
+# --- frontend -> output ---------------------------------------------------------------------------------------------
+
+
+class Register(_Message, tag="register"):
+    """An accepted request: all that the output process needs to turn its tokens into text."""
+
+    key: int
+    client: bytes
+    request_id: str
+    index: int
+    workflow: str
+    prompt_token_ids: list[int]
+    end_position: int  # the sequence is complete when it has this many tokens
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    requested_stop_token_ids: tuple[int, ...] = ()  # those the request itself named: they become the stop_reason
+    num_logprobs: int = -1  # alternatives to show; -1 is no logprobs at all
+
+
+class Admitted(_Message, tag="admitted"):
+    """Requests that got their first slot, with the prompt tokens that were found in the prefix cache."""
+
+    keys: list[int]
+    num_cached_tokens: list[int]
+
+
+class Finish(_Message, tag="finish"):
+    """A request ends for a reason the output process cannot see in the tokens (abort, error)."""
+
+    key: int
+    finish_reason: str
+    error: str | None = None
+
+
+class Replay(_Message, tag="replay"):
+    """Answer to Resync: the tokens of a request from `position` on."""
+
+    key: int
+    position: int
+    token_ids: list[int]
+
+
+# --- output -> frontend ---------------------------------------------------------------------------------------------
+
+
+class TextStop(_Message, tag="text_stop"):
+    """A stop string matched: the request is over, its blocks can go."""
+
+    key: int
+
+
+class ClientGone(_Message, tag="client_gone"):
+    """A client cannot be reached any more: abort all it has running."""
+
+    client: bytes
+
+
+class Resync(_Message, tag="resync"):
+    """Tokens are missing before a position that arrived: send them from `position` on."""
+
+    key: int
+    position: int
+
+
+# --- frontend -> worker ---------------------------------------------------------------------------------------------
+
+
+class StepInput(_Message, tag="step"):
+    """Header of one generation step; the int32 payload frame holds `step_payload.STEP_SECTIONS` of these sizes.
+
+    Rows are ordered: decode rows (one token each, taken from the device token table), then prefill chunks.
+    """
+
+    step_id: int
+    epoch: int
+    num_rows: int
+    num_decode_rows: int
+    num_tokens: int
+    num_samples: int  # rows that yield a token
+    decode_steps: int  # forward passes; more than 1 only without prefill rows
+    max_query_len: int
+    max_seq_len: int  # after the first forward pass
+    features: int  # SamplingFeatures in use by any row
+    num_logprobs: int  # most alternatives asked by any row; -1 is none
+    sizes: tuple[int, ...]  # int32 elements of each section
+
+
+class EmbedInput(_Message, tag="embed"):
+    """Header of one step of independent sequences without cache; payload: `step_payload.EMBED_SECTIONS`."""
+
+    step_id: int
+    epoch: int
+    num_rows: int
+    num_tokens: int
+    max_query_len: int
+    sizes: tuple[int, ...]
+
+
+# --- worker -> frontend and output ----------------------------------------------------------------------------------
+
+
+class WorkerReady(_Message, tag="worker_ready"):
+    """A worker holds its weights and its KV pool and waits for steps."""
+
+    rank: int
+    epoch: int
+    num_blocks: int
+
+
+class StepResult(_Message, tag="result"):
+    """Header of one forward pass's tokens; payload: `step_payload.RESULT_SECTIONS`."""
+
+    rank: int
+    epoch: int
+    step_id: int
+    micro_step: int
+    is_last: bool  # the last result of this step
+    num_rows: int
+    busy_ns: int  # device loop time of this forward pass
+    sizes: tuple[int, ...]
+
+
+class EmbedResult(_Message, tag="embed_result"):
+    """Header of one embed step; payload: int32 keys section, then float32 vectors [num_rows, dim]."""
+
+    rank: int
+    epoch: int
+    step_id: int
+    num_rows: int
+    busy_ns: int
+    sizes: tuple[int, ...]
+
+
+# --- supervisor <-> its children and the command line ---------------------------------------------------------------
+
+
+class Ready(_Message, tag="ready"):
+    """A child is up. `facts` are for the ready line and the log."""
+
+    role: str
+    rank: int
+    pid: int
+    facts: dict[str, int | float | str]
+
+
+class Failed(_Message, tag="failed"):
+    """A child cannot start or go on; it exits after this."""
+
+    role: str
+    rank: int
+    message: str
+    traceback: str
+
+
+class Query(_Message, tag="query"):
+    """Supervisor asks a child for ChildStats."""
+
+    query_id: int
+
+
+class ChildStats(_Message, tag="child_stats"):
+    """A child's answer to Query."""
+
+    query_id: int
+    state: str
+    queue_depth: int
+
+
+class Drain(_Message, tag="drain"):
+    """Supervisor to frontend: take no new requests, finish the running ones within this time, abort the rest."""
+
+    timeout_s: float
+
+
+class Drained(_Message, tag="drained"):
+    """Frontend to supervisor: nothing is running any more."""
+
+
+class Shutdown(_Message, tag="shutdown"):
+    """Supervisor to a child: end now. With an `error`, tell every client with unfinished requests why."""
+
+    error: str | None = None
+
+
+class GetStatus(_Message, tag="get_status"):
+    """Command line to supervisor: the state of every process."""
+
+
+class ProcessStatus(_Message):
+    """One line of `procengine ps`."""
+
+    role: str
+    rank: int
+    pid: int
+    state: str
+    uptime_s: float
+    rss_bytes: int
+    cpu_s: float
+    queue_depth: int
+
+
+class Status(_Message, tag="status"):
+    """Answer to GetStatus."""
+
+    group: str
+    model: str
+    processes: list[ProcessStatus]
+
+
+# --- one encoder, one decoder a receiving end -----------------------------------------------------------------------
+
+encode = msgspec.msgpack.Encoder().encode
+
+decode_from_client = msgspec.msgpack.Decoder(Hello | Submit | Abort | GetStats).decode
+decode_from_output_peer = msgspec.msgpack.Decoder(Attach).decode
+decode_to_client = msgspec.msgpack.Decoder(Welcome | Rejected | Stats | Attached | Outputs).decode
+decode_register_side = msgspec.msgpack.Decoder(Register | Admitted | Finish | Replay).decode
+decode_from_output = msgspec.msgpack.Decoder(TextStop | ClientGone | Resync).decode
+decode_step = msgspec.msgpack.Decoder(StepInput | EmbedInput).decode
+decode_from_worker = msgspec.msgpack.Decoder(WorkerReady | StepResult | EmbedResult).decode
+decode_from_supervisor = msgspec.msgpack.Decoder(Query | Drain | Shutdown).decode
+decode_from_control_peer = msgspec.msgpack.Decoder(Ready | Failed | ChildStats | Drained | GetStatus).decode
+decode_status = msgspec.msgpack.Decoder(Status).decode

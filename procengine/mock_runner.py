@@ -1,0 +1,122 @@
+"""A worker without a model: its tokens are arithmetic, so that a lost, doubled or reordered one is visible.
+
+Owns: `mock_token`. Never does: import torch. It also checks what a real worker must rely on: that decode rows go on
+where the slot stopped, and that the block table covers every position.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from procengine.messages import EmbedInput, StepInput
+from procengine.step_output import EmbedOutput, Logprobs, StepOutput
+from procengine.step_payload import (
+    BLOCK_UPDATE_WIDTH,
+    EMBED_SECTIONS,
+    SLOT_ROW,
+    STEP_SECTIONS,
+    cut_sections,
+    join_int64,
+)
+
+__all__ = ["MOCK_EMBED_DIM", "MockRunner", "mock_token"]
+
+MOCK_EMBED_DIM = 8
+_FIRST_TOKEN = 64  # special tokens, the end of text among them, have small ids
+_UNKNOWN = -1
+
+
+def mock_token(
+    key: NDArray[np.int64] | int, position: NDArray[np.int64] | int, vocab_size: int
+) -> NDArray[np.int64] | int:
+    """The token that stands at `position` of request `key`."""
+    return _FIRST_TOKEN + (key * 7919 + position * 104_729) % (vocab_size - _FIRST_TOKEN)
+
+
+class MockRunner:
+    """Runs `generate` and `embed` steps in `step_s` seconds each."""
+
+    def __init__(self, vocab_size: int, max_num_seqs: int, max_model_len: int, block_size: int, step_s: float) -> None:
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._step_s = step_s
+        self._keys = np.full(max_num_seqs, _UNKNOWN, np.int64)
+        self._num_logprobs = np.full(max_num_seqs, -1, np.int32)
+        self._next_positions = np.full(max_num_seqs, _UNKNOWN, np.int32)
+        self._block_tables = np.full((max_num_seqs, -(-max_model_len // block_size)), _UNKNOWN, np.int32)
+
+    def run(self, header: StepInput | EmbedInput, payload: NDArray[np.int32]) -> Iterator[StepOutput | EmbedOutput]:
+        """The outputs of a step, one for each forward pass."""
+        if isinstance(header, EmbedInput):
+            yield self._embed(header, payload)
+            return
+        sections = cut_sections(STEP_SECTIONS, header.sizes, payload)
+        self._update_slots(sections)
+        self._check_rows(header, sections)
+        rows = sections["sample_rows"]
+        slots, positions = sections["slots"][rows], sections["seq_lens"][rows]
+        for micro_step in range(header.decode_steps):
+            started = self._pause()
+            if micro_step:
+                stays = sections["row_steps"] > micro_step
+                slots, positions = sections["slots"][stays], sections["seq_lens"][stays] + np.int32(micro_step)
+            self._next_positions[slots] = positions
+            yield StepOutput(
+                header.step_id,
+                micro_step,
+                micro_step == header.decode_steps - 1,
+                self._keys[slots],
+                positions,
+                self._tokens(slots, positions),
+                time.monotonic_ns() - started,
+            )
+
+    def _tokens(
+        self, slots: NDArray[np.int32], positions: NDArray[np.int32]
+    ) -> Callable[[], tuple[NDArray[np.int32], Logprobs | None]]:
+        token_ids = np.asarray(mock_token(self._keys[slots], positions.astype(np.int64), self._vocab_size), np.int32)
+        rows = np.flatnonzero(self._num_logprobs[slots] >= 0).astype(np.int32)
+        if not rows.size:
+            return lambda: (token_ids, None)
+        width = int(self._num_logprobs[slots].max()) + 1
+        shown = np.repeat(token_ids[rows][:, None], width, axis=1)
+        logprobs = Logprobs(rows, shown, np.zeros(shown.shape, np.float32), np.ones(shown.shape, np.int32))
+        return lambda: (token_ids, logprobs)
+
+    def _embed(self, header: EmbedInput, payload: NDArray[np.int32]) -> EmbedOutput:
+        started = self._pause()
+        sections = cut_sections(EMBED_SECTIONS, header.sizes, payload)
+        bounds = sections["query_start_loc"]
+        sums = np.add.reduceat(sections["input_ids"], bounds[:-1]).astype(np.float32)
+        vectors = np.repeat(sums[:, None], MOCK_EMBED_DIM, axis=1)
+        keys = join_int64(sections["key_words"])
+        return EmbedOutput(header.step_id, keys, lambda: vectors, time.monotonic_ns() - started)
+
+    def _pause(self) -> int:
+        started = time.monotonic_ns()
+        if self._step_s:
+            time.sleep(self._step_s)
+        return started
+
+    def _update_slots(self, sections: dict[str, NDArray[np.int32]]) -> None:
+        if sections["slot_rows"].size:
+            rows = sections["slot_rows"].reshape(-1, len(SLOT_ROW))
+            slots = rows[:, SLOT_ROW.index("slot")]
+            low = SLOT_ROW.index("key_low")
+            self._keys[slots] = join_int64(rows[:, low : low + 2].ravel())
+            self._num_logprobs[slots] = rows[:, SLOT_ROW.index("num_logprobs")]
+            self._next_positions[slots] = _UNKNOWN
+        if sections["block_updates"].size:
+            slots, indices, blocks = sections["block_updates"].reshape(-1, BLOCK_UPDATE_WIDTH).T
+            self._block_tables[slots, indices] = blocks
+
+    def _check_rows(self, header: StepInput, sections: dict[str, NDArray[np.int32]]) -> None:
+        slots, seq_lens = sections["slots"], sections["seq_lens"]
+        decodes = slots[: header.num_decode_rows]
+        assert (self._next_positions[decodes] == seq_lens[: decodes.size] - 1).all(), "a decode row lost its place"
+        assert (self._block_tables[slots, (seq_lens - 1) // self._block_size] >= 0).all(), "a position has no block"
+        assert np.unique(slots).size == slots.size, "a slot has two rows"

@@ -1,0 +1,124 @@
+"""The tensors of a Llama-family model, and where each comes from in a checkpoint.
+
+Owns: shapes, fusion (q|k|v and gate|up are one matrix each) and Hugging Face names. Never does: read or compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from procengine.config import ModelConfig
+
+__all__ = ["LayerWeights", "LlamaWeights", "allocate_weights", "weight_destinations"]
+
+EMBEDDING = "model.embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One block. Matrices are [out, in], as `linear` takes them; what a model does not have is None."""
+
+    input_norm: Tensor
+    qkv: Tensor  # [(H + 2 Hkv) D, hidden]
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None
+    output: Tensor  # [hidden, H D]
+    output_bias: Tensor | None
+    post_attention_norm: Tensor
+    gate_up: Tensor  # [2 I, hidden]
+    gate_up_bias: Tensor | None
+    down: Tensor  # [hidden, I]
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaWeights:
+    """The whole model. With tied embeddings `lm_head` is `embedding`, the same tensor."""
+
+    embedding: Tensor  # [V, hidden]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    lm_head: Tensor
+
+
+def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: str | torch.device) -> LlamaWeights:
+    """Uninitialised tensors of the final shapes."""
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    embedding = empty(config.vocab_size, config.hidden_size)
+    return LlamaWeights(
+        embedding=embedding,
+        layers=tuple(_allocate_layer(config, dtype, device) for _ in range(config.num_layers)),
+        final_norm=empty(config.hidden_size),
+        lm_head=embedding if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size),
+    )
+
+
+def _allocate_layer(config: ModelConfig, dtype: torch.dtype, device: str | torch.device) -> LayerWeights:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def empty_if(wanted: bool, size: int) -> Tensor | None:
+        return empty(size) if wanted else None
+
+    return LayerWeights(
+        input_norm=empty(hidden),
+        qkv=empty(q_size + 2 * kv_size, hidden),
+        qkv_bias=empty_if(config.qkv_bias, q_size + 2 * kv_size),
+        q_norm=empty_if(config.qk_norm, config.head_dim),
+        k_norm=empty_if(config.qk_norm, config.head_dim),
+        output=empty(hidden, q_size),
+        output_bias=empty_if(config.attention_output_bias, hidden),
+        post_attention_norm=empty(hidden),
+        gate_up=empty(2 * inner, hidden),
+        gate_up_bias=empty_if(config.mlp_bias, 2 * inner),
+        down=empty(hidden, inner),
+        down_bias=empty_if(config.mlp_bias, hidden),
+    )
+
+
+def weight_destinations(config: ModelConfig, weights: LlamaWeights) -> Iterator[tuple[str, Tensor]]:
+    """Every checkpoint tensor the model needs, with the (slice of a) tensor it fills. Together they fill all."""
+    yield EMBEDDING, weights.embedding
+    for index, layer in enumerate(weights.layers):
+        for name, tensor in _layer_destinations(config, layer):
+            yield f"model.layers.{index}.{name}", tensor
+    yield "model.norm.weight", weights.final_norm
+    if not config.tie_word_embeddings:  # when tied, a checkpoint's own lm_head is ignored, as Hugging Face does
+        yield LM_HEAD, weights.lm_head
+
+
+def _layer_destinations(config: ModelConfig, layer: LayerWeights) -> Iterator[tuple[str, Tensor]]:
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    inner = config.intermediate_size
+    whole: dict[str, Tensor | None] = {
+        "input_layernorm.weight": layer.input_norm,
+        "self_attn.q_norm.weight": layer.q_norm,
+        "self_attn.k_norm.weight": layer.k_norm,
+        "self_attn.o_proj.weight": layer.output,
+        "self_attn.o_proj.bias": layer.output_bias,
+        "post_attention_layernorm.weight": layer.post_attention_norm,
+        "mlp.down_proj.weight": layer.down,
+        "mlp.down_proj.bias": layer.down_bias,
+    }
+    for name, tensor in whole.items():
+        if tensor is not None:
+            yield name, tensor
+    for kind, qkv, gate_up in (("weight", layer.qkv, layer.gate_up), ("bias", layer.qkv_bias, layer.gate_up_bias)):
+        if qkv is not None:
+            for part, rows in zip("qkv", qkv.split((q_size, kv_size, kv_size)), strict=True):
+                yield f"self_attn.{part}_proj.{kind}", rows
+        if gate_up is not None:
+            for part, rows in zip(("gate", "up"), gate_up.split(inner), strict=True):
+                yield f"mlp.{part}_proj.{kind}", rows

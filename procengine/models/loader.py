@@ -1,0 +1,105 @@
+"""From a ModelConfig to a model that can run.
+
+Owns: checking a checkpoint against the model and filling the weights. Never does: choose dtype, device or model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from procengine.config import ModelConfig
+from procengine.errors import ModelError
+from procengine.kernels.rope import RopeSpec, RotaryTable, make_rotary_table
+from procengine.models.llama import LlamaModel
+from procengine.models.llama_weights import allocate_weights, weight_destinations
+from procengine.models.registry import find_implementation
+from procengine.models.weights import WeightSource
+
+__all__ = ["load_model", "open_weights"]
+
+
+def load_model(config: ModelConfig, dtype: torch.dtype, device: str | torch.device, progress: bool) -> LlamaModel:
+    """Read `config.path` and build the model.
+
+    Each tensor is decoded straight into its place, so memory peaks at the model plus a few tensors. Raises ModelError
+    naming the tensor that is missing, of the wrong shape or of an unreadable type. `progress` draws a bar on stderr.
+    """
+    implementation = find_implementation(config.architecture)
+    with torch.inference_mode():
+        source = open_weights(config)
+        weights = allocate_weights(config, dtype, device)
+        destinations = list(weight_destinations(config, weights))
+        _check(source, destinations, config)
+        _read_all(source, destinations, progress)
+        rotary = _rotary_table(config, device)
+    return implementation(config, weights, rotary)
+
+
+def open_weights(config: ModelConfig) -> WeightSource:
+    """The reader for the checkpoint's format."""
+    if config.format == "gguf":
+        from procengine.models.gguf_weights import GGUFWeights
+
+        return GGUFWeights(Path(config.path), config.num_heads, config.num_kv_heads)
+    from procengine.models.safetensors_weights import SafetensorsWeights
+
+    return SafetensorsWeights(Path(config.path))
+
+
+def _check(source: WeightSource, destinations: Iterable[tuple[str, Tensor]], config: ModelConfig) -> None:
+    """Every tensor is there and has its shape: known before the slow part, so that a wrong file fails at once."""
+    for name, destination in destinations:
+        if name not in source.names:
+            raise ModelError(f"{config.path}: tensor {name} is missing")
+        expected, found = tuple(destination.shape), source.shape(name)
+        if found != expected:
+            raise ModelError(f"{config.path}: tensor {name} has shape {list(found)}, expected {list(expected)}")
+
+
+def _read_all(source: WeightSource, destinations: list[tuple[str, Tensor]], progress: bool) -> None:
+    """Decode in threads (numpy and torch release the GIL), the largest tensors first so that none is left over."""
+    total = sum(destination.numel() for _, destination in destinations)
+    largest_first = sorted(destinations, key=lambda item: -item[1].numel())
+    with (
+        ThreadPoolExecutor(max_workers=torch.get_num_threads(), thread_name_prefix="load") as pool,
+        tqdm(total=total, desc="Loading weights", unit="", unit_scale=True, disable=not progress) as bar,
+    ):
+        pending = {pool.submit(_read, source, name, destination): destination for name, destination in largest_first}
+        try:
+            for done in as_completed(pending):
+                done.result()
+                bar.update(pending[done].numel())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _read(source: WeightSource, name: str, destination: Tensor) -> None:
+    with torch.inference_mode():  # a thread does not inherit it
+        source.read_into(name, destination)
+
+
+def _rotary_table(config: ModelConfig, device: str | torch.device) -> RotaryTable:
+    scaling = config.rope_scaling
+    spec = RopeSpec(
+        head_dim=config.head_dim,
+        theta=config.rope_theta,
+        kind=scaling.kind,
+        factor=scaling.factor,
+        original_max_position_embeddings=scaling.original_max_position_embeddings or config.max_position_embeddings,
+        low_freq_factor=scaling.low_freq_factor,
+        high_freq_factor=scaling.high_freq_factor,
+        beta_fast=scaling.beta_fast,
+        beta_slow=scaling.beta_slow,
+        attention_factor=scaling.attention_factor,
+        truncate=scaling.truncate,
+    )
+    # Some configs state the stretched context, some only the original one: room for either.
+    max_len = max(config.max_position_embeddings, int(scaling.factor * spec.original_max_position_embeddings))
+    return make_rotary_table(spec, max_len, device)

@@ -1,0 +1,76 @@
+"""Weights from a Hugging Face folder: `model.safetensors`, or shards listed by `model.safetensors.index.json`.
+
+Owns: finding the file of each tensor. Never does: copy a file into memory; tensors come from the mapped file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from procengine.errors import ModelError
+
+__all__ = ["SafetensorsWeights"]
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class SafetensorsWeights:
+    """A WeightSource over the safetensors files of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        file_names = _weight_files(folder)
+        self._stored_name: dict[str, str] = {}
+        self._file: dict[str, Any] = {}  # `safe_open` has no public type
+        for file_name in file_names:
+            file = _open(folder / file_name)
+            for stored_name in file.keys():  # noqa: SIM118  (not a dict)
+                self._file[stored_name] = file
+        # Embedding models are often saved without the language-model wrapper, and then without its prefix.
+        bare = not any(stored_name.startswith("model.") for stored_name in self._file)
+        for stored_name in self._file:
+            prefix = "model." if bare and not stored_name.startswith("lm_head.") else ""
+            self._stored_name[prefix + stored_name] = stored_name
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._stored_name.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        stored_name = self._stored_name[name]
+        return tuple(self._file[stored_name].get_slice(stored_name).get_shape())
+
+    def read_into(self, name: str, destination: Tensor) -> None:
+        stored_name = self._stored_name[name]
+        tensor: Tensor = self._file[stored_name].get_tensor(stored_name)
+        if tensor.dtype not in _READABLE:
+            raise ModelError(f"tensor {name} is stored as {tensor.dtype}, a quantisation that cannot be read")
+        destination.copy_(tensor)
+
+
+def _weight_files(folder: Path) -> list[str]:
+    if (folder / _SINGLE).is_file():
+        return [_SINGLE]
+    index_path = folder / _INDEX
+    if not index_path.is_file():
+        raise ModelError(f"{folder} holds neither {_SINGLE} nor {_INDEX}")
+    try:
+        weight_map: dict[str, str] = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+        return sorted(set(weight_map.values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelError(f"{index_path} is not a safetensors index: {error!r}") from error
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(str(path), framework="pt", device="cpu")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error

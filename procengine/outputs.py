@@ -1,0 +1,144 @@
+"""What a caller gets back: results and deltas as plain values, and the fold from wire messages to them.
+
+Owns: the shape of results. Never does: talk to a group, or turn tokens into text (the output process did that).
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from procengine.messages import Delta, Embedding, TokenLogprobs
+
+__all__ = [
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "Logprob",
+    "RequestOutput",
+    "StreamDelta",
+    "collect_deltas",
+    "collect_embedding",
+    "stream_delta",
+]
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """Natural log of a token's probability, and its rank (1 is the most likely token)."""
+
+    logprob: float
+    rank: int
+
+
+class CompletionOutput(msgspec.Struct, frozen=True):
+    """One generated sequence.
+
+    Attributes:
+        index: which choice of the request this is.
+        text: the new text, without the prompt.
+        token_ids: the new tokens, the one that ended the sequence included.
+        finish_reason: "stop" | "length" | "abort".
+        stop_reason: the stop string or the requested stop token that matched, else None.
+        logprobs: one map a token, chosen token first, then the most likely ones; None where they were not asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+
+
+class RequestOutput(msgspec.Struct, frozen=True):
+    """The result of one `generate` request.
+
+    Attributes:
+        prompt: the text that was sent; None for token ids and messages.
+        prompt_token_ids: what the model saw.
+        num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache; None if it never started.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int | None = None
+
+
+class StreamDelta(msgspec.Struct, frozen=True):
+    """New text and tokens of a running request. The one with a `finish_reason` is the last."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+
+
+class EmbeddingOutput(msgspec.Struct, frozen=True):
+    """The result of one `embed` request: a vector of `hidden_size` floats with length 1."""
+
+    request_id: str
+    embedding: list[float]
+    prompt_token_ids: list[int]
+
+
+def collect_deltas(request_id: str, prompt: str | None, deltas: Sequence[Delta]) -> RequestOutput:
+    """All deltas of one request, in order of arrival, as its result."""
+    prompt_token_ids = next((d.prompt_token_ids for d in deltas if d.prompt_token_ids is not None), [])
+    num_cached_tokens = next((d.num_cached_tokens for d in deltas if d.num_cached_tokens is not None), None)
+    indices = sorted({delta.index for delta in deltas})
+    outputs = [_collect_choice(index, [d for d in deltas if d.index == index]) for index in indices]
+    finished = bool(outputs) and all(output.finish_reason is not None for output in outputs)
+    return RequestOutput(request_id, prompt, prompt_token_ids, outputs, finished, num_cached_tokens)
+
+
+def collect_embedding(message: Embedding) -> EmbeddingOutput:
+    """The vector of a finished `embed` request. Its bytes are little-endian float32."""
+    values = array("f")
+    values.frombytes(message.data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return EmbeddingOutput(message.request_id, values.tolist(), message.prompt_token_ids)
+
+
+def stream_delta(delta: Delta) -> StreamDelta:
+    """A delta as callers see it."""
+    logprobs = None if delta.logprobs is None else _logprob_maps(delta.logprobs)
+    return StreamDelta(
+        delta.request_id, delta.index, delta.text, delta.token_ids, delta.finish_reason, delta.stop_reason, logprobs
+    )
+
+
+def _collect_choice(index: int, deltas: Sequence[Delta]) -> CompletionOutput:
+    last = deltas[-1]
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    for delta in deltas:
+        token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            logprobs += delta.logprobs
+    return CompletionOutput(
+        index=index,
+        text="".join([delta.text for delta in deltas]),
+        token_ids=token_ids,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        logprobs=_logprob_maps(logprobs) if logprobs else None,
+    )
+
+
+def _logprob_maps(positions: Iterable[TokenLogprobs]) -> list[dict[int, Logprob]]:
+    return [
+        {
+            token_id: Logprob(logprob, rank)
+            for token_id, logprob, rank in zip(at.token_ids, at.logprobs, at.ranks, strict=True)
+        }
+        for at in positions
+    ]

@@ -1,0 +1,112 @@
+"""`Pipeline`: one worker as the frontend sees it: what is in flight and what goes next.
+
+Owns: step ids, the in-flight window and its depth, the turn of each workflow. Never does: send, receive, read a clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
+
+__all__ = ["AnyRequest", "Pipeline", "PlannedStep", "Planner"]
+
+
+class AnyRequest(Protocol):
+    """What every workflow's request has."""
+
+    key: int
+    client: bytes
+    request_id: str
+    is_finished: bool
+    num_cached_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step ready to send. `sent` is whatever its planner needs to take in the results."""
+
+    header: StepInput | EmbedInput
+    payload: NDArray[np.int32]
+    sent: object
+    admitted: Sequence[AnyRequest]
+    is_steady: bool  # decode rows alone
+
+
+class Planner(Protocol):
+    """The frontend's part of a workflow, for one worker."""
+
+    @property
+    def num_unfinished(self) -> int: ...
+    @property
+    def wants_late_plan(self) -> bool: ...
+    def add(self, request: Any) -> None: ...  # noqa: ANN401 - each workflow has its own request type
+    def finish(self, request: Any) -> None: ...  # noqa: ANN401
+    def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None: ...
+    def apply(self, sent: object, header: Any, payload: NDArray[np.int32]) -> list[tuple[Any, str]]: ...  # noqa: ANN401
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    step_id: int
+    planner: Planner
+    sent: object
+
+
+class Pipeline:
+    """Keeps up to `async_depth` steps at a worker.
+
+    Depth 1 is a plain synchronous engine: plan, wait, plan. At depth 2 the next step is at the worker before it is
+    needed, so the device does not wait for a round trip. The depth falls to 1 while the next step would hold a prompt
+    (`Planner.wants_late_plan`): the steps in flight keep the device busy, and a prompt that arrives meanwhile can still
+    join, instead of waiting behind a step planned too early.
+    """
+
+    def __init__(self, rank: int, planners: dict[str, Planner], async_depth: int, epoch: int = 0) -> None:
+        self.rank = rank
+        self.epoch = epoch
+        self.planners = planners
+        self.num_steps = 0
+        self._async_depth = async_depth
+        self._in_flight: deque[_InFlight] = deque()
+        self._turn = deque(planners.values())
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps sent whose last result is not back."""
+        return len(self._in_flight)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests waiting or running, of all workflows."""
+        return sum(planner.num_unfinished for planner in self.planners.values())
+
+    def next_step(self) -> PlannedStep | None:
+        """A step to send now; None if the window is full or nothing can run."""
+        for _ in range(len(self._turn)):
+            planner = self._turn[0]
+            if self.num_in_flight >= (1 if planner.wants_late_plan else self._async_depth):
+                return None
+            self._turn.rotate(-1)  # workflows take turns, step by step
+            step = planner.plan_step(self.num_steps, self.epoch)
+            if step is not None:
+                self._in_flight.append(_InFlight(self.num_steps, planner, step.sent))
+                self.num_steps += 1
+                return step
+        return None
+
+    def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> list[tuple[AnyRequest, str]]:
+        """Take in a result; returns the requests that ended, with their finish reasons."""
+        if header.epoch != self.epoch:
+            return []  # of a worker that is gone
+        oldest = self._in_flight[0]
+        assert header.step_id == oldest.step_id, f"result of step {header.step_id}, expected {oldest.step_id}"
+        if not isinstance(header, StepResult) or header.is_last:
+            self._in_flight.popleft()
+        return oldest.planner.apply(oldest.sent, header, payload)

@@ -1,0 +1,70 @@
+"""`Request`: one sequence to generate, as the frontend holds it.
+
+Owns: what a request is and, while it has no slot, how far it got. While it has a slot, its progress is in `SlotTable`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["NO_SLOT", "Request", "RowSampling"]
+
+NO_SLOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """Sampling values of one row, as the worker needs them. `features` are SamplingFeatures bits, 0 for greedy."""
+
+    seed: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    num_logprobs: int = -1  # -1 is none
+    features: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence.
+
+    Attributes:
+        key: never reused; also the arrival order.
+        prompt_token_ids: int32 [prompt].
+        end_position: the sequence is complete when it has this many tokens.
+        stop_token_ids: ids that end it.
+        token_ids: int32 [n], prompt and confirmed output; stale while the request has a slot.
+        num_in_flight: tokens a worker still owes, kept only while the request has no slot.
+        block_hashes: content addresses of the full blocks of `token_ids`.
+        num_cached_tokens: prompt tokens found in the cache at the first admission; None before it.
+    """
+
+    key: int
+    client: bytes
+    request_id: str
+    prompt_token_ids: NDArray[np.int32]
+    end_position: int
+    sampling: RowSampling
+    stop_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    index: int = 0
+    cache_salt: bytes = b""
+    token_ids: NDArray[np.int32] = field(init=False)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_in_flight: int = 0
+    slot: int = NO_SLOT
+    is_finished: bool = False
+    num_cached_tokens: int | None = None
+    num_preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        self.token_ids = self.prompt_token_ids
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sort key of service: smaller is served first and preempted last."""
+        return (self.priority, self.key)

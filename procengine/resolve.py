@@ -1,0 +1,197 @@
+"""From what a user asked to what will run: the only place that turns "auto" into facts.
+
+Owns: `EngineArgs` (every option, with its default) and the checks between options. Never does: start anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from procengine.config import (
+    CacheConfig,
+    Device,
+    DType,
+    EngineConfig,
+    GroupConfig,
+    LimitsConfig,
+    ModelConfig,
+    SchedulerConfig,
+    WorkerConfig,
+)
+from procengine.errors import ConfigError
+from procengine.model_source import resolve_model
+from procengine.paths import procengine_home, run_root
+
+__all__ = ["EngineArgs", "resolve"]
+
+_MAX_NAME_LENGTH = 40
+_CHUNK_TOKENS = 2048
+_GIB = 1 << 30
+
+
+class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user may set. None means "auto": decided by `resolve` from the model, the machine and the other options."""
+
+    model: str
+    name: str | None = None
+    device: Literal["auto", "cpu", "cuda", "mock"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    workers: int = 1
+    threads: int | None = None
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    enable_prefix_caching: bool = True
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    enable_chunked_prefill: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    async_depth: int = 2
+    decode_steps: int = 1
+    pooling: Literal["auto", "last", "mean"] = "auto"
+    mock_step_ms: float = 0.0
+    max_queued_requests: int = 8192
+    max_request_bytes: int = 4 << 20
+    start_timeout: float = 300.0
+    drain_timeout: float = 10.0
+
+
+def resolve(args: EngineArgs) -> EngineConfig:
+    """The configuration of a group.
+
+    Raises:
+        ConfigError: an option is out of range or does not fit another.
+        ModelError: the model cannot be found or is not supported.
+    """
+    _check_ranges(args)
+    model = resolve_model(args.model, procengine_home())
+    if args.pooling != "auto":
+        model = msgspec.structs.replace(model, pooling=args.pooling)
+    device = _device(args)
+    return EngineConfig(
+        model=model,
+        group=_group(args, model),
+        cache=CacheConfig(
+            block_size=args.block_size,
+            num_blocks=args.num_blocks,
+            memory_bytes=args.kv_cache_memory or _cache_bytes(args.workers),
+            enable_prefix_caching=args.enable_prefix_caching,
+        ),
+        scheduler=_scheduler(args, model),
+        worker=WorkerConfig(
+            device=device,
+            dtype=_dtype(args, model, device),
+            num_workers=args.workers,
+            threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
+            mock_step_ms=args.mock_step_ms,
+        ),
+        limits=LimitsConfig(max_queued_requests=args.max_queued_requests, max_request_bytes=args.max_request_bytes),
+    )
+
+
+def _check_ranges(args: EngineArgs) -> None:
+    for field, low, high in (
+        ("workers", 1, 64),
+        ("threads", 1, 1024),
+        ("block_size", 1, 1024),
+        ("num_blocks", 1, 1 << 24),
+        ("kv_cache_memory", 1, None),
+        ("max_num_seqs", 1, 65536),
+        ("max_num_batched_tokens", 1, 1 << 20),
+        ("max_model_len", 2, None),
+        ("async_depth", 1, 3),
+        ("decode_steps", 1, 64),
+        ("mock_step_ms", 0, 60_000),
+        ("max_queued_requests", 1, None),
+        ("max_request_bytes", 1024, 1 << 30),
+        ("start_timeout", 0.1, None),
+        ("drain_timeout", 0, None),
+    ):
+        value = getattr(args, field)
+        if value is not None and not (low <= value and (high is None or value <= high)):
+            limit = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise ConfigError(f"{field}: must be {limit}, got {value}")
+
+
+def _scheduler(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
+    max_model_len = args.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len: {max_model_len} is more than the {model.max_position_embeddings} positions "
+            f"that {model.name} was made for (max_position_embeddings)"
+        )
+    budget = args.max_num_batched_tokens or max(
+        _CHUNK_TOKENS if args.enable_chunked_prefill else max_model_len, args.max_num_seqs
+    )
+    if budget < args.max_num_seqs:
+        raise ConfigError(f"max_num_batched_tokens: must be at least max_num_seqs ({args.max_num_seqs}), got {budget}")
+    if not args.enable_chunked_prefill and budget < max_model_len:
+        raise ConfigError(
+            f"max_num_batched_tokens: without chunked prefill it must be at least max_model_len ({max_model_len}), "
+            f"got {budget}"
+        )
+    return SchedulerConfig(
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+        enable_chunked_prefill=args.enable_chunked_prefill,
+        policy=args.scheduling_policy,
+        async_depth=args.async_depth,
+        decode_steps=args.decode_steps,
+    )
+
+
+def _group(args: EngineArgs, model: ModelConfig) -> GroupConfig:
+    name = args.name or _name_from(model.name)
+    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_MAX_NAME_LENGTH - 1}}}", name):
+        raise ConfigError(
+            f"name: must be 1 to {_MAX_NAME_LENGTH} letters, digits, '.', '_' or '-', and start with a letter or digit; "
+            f"got {name!r}"
+        )
+    return GroupConfig(
+        name=name,
+        run_dir=str(run_root() / name),
+        start_timeout_s=args.start_timeout,
+        drain_timeout_s=args.drain_timeout,
+    )
+
+
+def _name_from(model_name: str) -> str:
+    """A group name from a model's name or path."""
+    last = Path(model_name.rstrip("/")).name.removesuffix(".gguf")
+    return re.sub(r"[^A-Za-z0-9._-]", "-", last).lstrip("._-")[:_MAX_NAME_LENGTH] or "model"
+
+
+def _device(args: EngineArgs) -> Device:
+    if args.device != "auto":
+        return args.device
+    return "cuda" if Path("/proc/driver/nvidia/version").exists() else "cpu"
+
+
+def _dtype(args: EngineArgs, model: ModelConfig, device: Device) -> DType:
+    if args.dtype != "auto":
+        return args.dtype
+    if device == "cuda":
+        return "float16" if model.weights_dtype == "float16" else "bfloat16"
+    # Half the memory traffic, but only where the CPU multiplies bfloat16 itself; elsewhere it is emulated, and slow.
+    return "bfloat16" if device == "cpu" and "avx512_bf16" in _cpu_flags() else "float32"
+
+
+def _cpu_flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+
+
+def _cache_bytes(num_workers: int) -> int:
+    """Half of the memory that is free now, at most 4 GiB, shared by the workers. Pages are only taken as they fill."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(min(available // 2, 4 * _GIB) // num_workers, 1 << 20)

@@ -1,0 +1,387 @@
+"""`Scheduler`: decides what the next step of one worker computes, and takes in what a step yielded.
+
+Owns: the waiting queue, the running rows and the blocks of one worker. Never does: read a clock, encode a message, know
+a socket or a model.
+
+One rule, no phases: let `num_computed` catch up with each request's tokens within a token budget. Decodes go first,
+then running prefills, then waiting requests. A step is planned before the tokens of the steps in flight are known,
+assuming that each row yields one token a forward pass: an end by length is known in advance and wastes nothing, an end
+by stop token wastes the row in the steps already sent, whose results are dropped.
+
+Blocks are reused without a fence, because a worker runs its steps in order; and a block may be shared in the very step
+that fills it, because a worker writes the KV entries of all rows of a layer before it reads any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from procengine.kv_cache.block_hashes import extend_block_hashes
+from procengine.kv_cache.block_pool import BlockPool
+from procengine.request import NO_SLOT, Request
+from procengine.scheduler.plan import BlockUpdate, PrefillChunk, StepPlan
+from procengine.scheduler.slot_table import VACANT, SlotTable
+from procengine.scheduler.waiting_queue import WaitingQueue
+from procengine.stopping import FINISH_REASON, NO_TOKEN, NOT_FINISHED, FinishLimits, check_finish
+
+__all__ = ["Scheduler", "SchedulerCounters", "SchedulerLimits"]
+
+Int32s = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What one worker may have running."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    is_priority_policy: bool = False
+    decode_steps: int = 1
+
+    @property
+    def pool_tokens(self) -> int:
+        """Most tokens one request can ever hold."""
+        return self.num_blocks * self.block_size
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Totals since the last reset."""
+
+    num_preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.num_preemptions = self.prefix_hit_tokens = self.prompt_tokens = self.output_tokens = 0
+
+
+class Scheduler:
+    """The pure core of one worker's queue: `add`, `schedule`, `apply`, `finish`."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.counters = SchedulerCounters()
+        self.table = SlotTable(limits.max_num_seqs, limits.max_model_len, limits.block_size)
+        self.pool = BlockPool(limits.num_blocks, enable_prefix_caching=limits.enable_prefix_caching)
+        self.waiting = WaitingQueue()
+        self._prefilling: list[Request] = []
+        self._decode_slots: Int32s = np.zeros(0, np.int32)
+        self._owed_by_key: dict[int, Request] = {}  # preempted requests whose results are still under way
+
+    # --- requests in and out
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a slot."""
+        return self.limits.max_num_seqs - self.table.num_vacant
+
+    @property
+    def would_prefill(self) -> bool:
+        """Whether the next step is going to start or go on with some request's prompt.
+
+        May say no when only a prefix hit would let the next request in: its blocks are not counted here.
+        """
+        if self._prefilling:
+            return True
+        request = self.waiting.peek() if self.table.num_vacant else None
+        return request is not None and not request.num_in_flight and self._has_room(len(request.token_ids))
+
+    def add(self, request: Request) -> None:
+        """Queue a request whose prompt fits the pool (`SchedulerLimits.pool_tokens`)."""
+        if not self.limits.is_priority_policy:
+            request.priority = 0
+        self.waiting.push(request)
+
+    def count_cached_tokens(self, request: Request) -> int:
+        """Tokens of a new request's prompt that are in the cache now."""
+        return len(self.pool.match(self._hashes(request))) * self.limits.block_size
+
+    def history(self, request: Request) -> Int32s:
+        """All confirmed tokens of an unfinished request, int32 [n]."""
+        if request.slot == NO_SLOT:
+            return request.token_ids
+        return self.table.token_ids[request.slot, : self.table.num_tokens[request.slot]]
+
+    def finish(self, request: Request) -> None:
+        """Take a request out, wherever it is, and free its blocks. Results still under way for it will be dropped."""
+        assert not request.is_finished
+        request.is_finished = True
+        if request.slot == NO_SLOT:
+            self.waiting.remove(request)
+            self._owed_by_key.pop(request.key, None)
+        else:
+            self._leave_slot(request)
+
+    # --- planning
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None if no row can run now. Its rows count as computed from here on."""
+        plan = StepPlan()
+        self._schedule_decodes(plan)
+        if plan.decode_steps == 1:  # a step of several forward passes holds decode rows alone
+            budget = self.limits.max_num_batched_tokens - plan.decode_slots.size
+            budget = self._schedule_prefills(plan, budget)
+            self._admit_waiting(plan, budget)
+        return plan if plan.num_rows else None
+
+    def _schedule_decodes(self, plan: StepPlan) -> None:
+        table, slots = self.table, self._decode_slots
+        if not slots.size:
+            return
+        num_left = table.end_positions[slots] - table.num_planned[slots]
+        if num_left.min() <= 0:
+            slots, num_left = slots[num_left > 0], num_left[num_left > 0]
+        decode_steps = 1 if self.would_prefill else self.limits.decode_steps
+        row_steps = np.minimum(num_left, np.int32(decode_steps))
+        slots, row_steps = self._reserve_decode_blocks(plan, slots, row_steps)
+        if not slots.size:
+            return
+        plan.decode_slots, plan.row_steps = slots, row_steps
+        plan.decode_steps = int(row_steps.max())
+        plan.decode_positions = table.num_computed[slots]
+        table.num_computed[slots] += row_steps
+        table.num_planned[slots] += row_steps
+
+    def _reserve_decode_blocks(self, plan: StepPlan, slots: Int32s, row_steps: Int32s) -> tuple[Int32s, Int32s]:
+        """Give each row the blocks its tokens need, preempting the last in order of service while there are not enough.
+
+        One request alone always fits (`end_position` is at most `pool_tokens`), so this ends.
+        """
+        table = self.table
+        while True:
+            last_positions = table.num_computed[slots] + row_steps - 1
+            num_missing = last_positions // table.block_size + 1 - table.num_blocks[slots]
+            if num_missing.sum() <= self.pool.num_available:
+                break
+            self._preempt_last()
+            stays = table.keys[slots] != VACANT
+            slots, row_steps = slots[stays], row_steps[stays]
+        for round_ in range(int(num_missing.max(initial=0))):
+            growing = slots[num_missing > round_]
+            blocks = self.pool.allocate(growing.size)
+            assert blocks is not None
+            plan.block_updates.append(BlockUpdate(growing, table.append_blocks(growing, blocks), blocks))
+        return slots, row_steps
+
+    def _schedule_prefills(self, plan: StepPlan, budget: int) -> int:
+        for request in list(self._prefilling):
+            if budget <= 0:
+                break
+            budget -= self._schedule_chunk(plan, request, budget)
+        return budget
+
+    def _admit_waiting(self, plan: StepPlan, budget: int) -> None:
+        while budget > 0 and self.table.num_vacant and (request := self.waiting.peek()):
+            if request.num_in_flight:
+                break  # its newest tokens are still under way; they come with a step already sent
+            matched = self._match_prefix(request)
+            if matched is None:
+                continue  # parked: another request is computing its prefix
+            num_cached = len(matched) * self.limits.block_size
+            if not self.limits.enable_chunked_prefill and len(request.token_ids) - num_cached > budget:
+                break
+            blocks = self._take_prompt_blocks(request, matched)
+            if blocks is None:
+                break
+            self.waiting.pop()
+            self._start(plan, request, blocks, num_cached)
+            budget -= self._schedule_chunk(plan, request, budget)
+
+    def _match_prefix(self, request: Request) -> list[int] | None:
+        """Cached blocks of the request's tokens; None if it was parked. At least one token is left to compute."""
+        usable = self._hashes(request)[: (len(request.token_ids) - 1) // self.limits.block_size]
+        matched = self.pool.match(usable)
+        if len(matched) < len(usable) and self.waiting.is_being_computed(usable[len(matched)]):
+            self.waiting.park_next(usable[len(matched)])
+            return None
+        return matched
+
+    def _hashes(self, request: Request) -> list[bytes]:
+        """Content addresses of the full blocks of a waiting request, kept with it."""
+        if self.limits.enable_prefix_caching:
+            request.block_hashes = extend_block_hashes(
+                request.block_hashes, request.token_ids, self.limits.block_size, request.cache_salt
+            )
+        return request.block_hashes
+
+    def _take_prompt_blocks(self, request: Request, matched: list[int]) -> Int32s | None:
+        self.pool.acquire(matched)
+        held = np.array(matched, np.int32)
+        num_tokens = len(request.token_ids) - held.size * self.limits.block_size
+        fresh = self.pool.allocate(self._num_blocks(num_tokens)) if self._has_room(num_tokens) else None
+        if fresh is None:
+            self.pool.release(held)
+            return None
+        return np.concatenate((held, fresh))
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.limits.block_size)
+
+    def _has_room(self, num_tokens: int) -> bool:
+        # What the running rows will need soon stays free: admitting a request only to preempt it is waste.
+        num_reserved = self._decode_slots.size // self.limits.block_size + 1 if self.num_running else 0
+        return self._num_blocks(num_tokens) + num_reserved <= self.pool.num_available
+
+    def _start(self, plan: StepPlan, request: Request, blocks: Int32s, num_cached: int) -> None:
+        slot, table = self.table.place(request), self.table
+        table.block_tables[slot, : blocks.size] = blocks
+        table.num_blocks[slot] = blocks.size
+        table.num_computed[slot] = num_cached
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_cached
+            self.counters.prompt_tokens += len(request.prompt_token_ids)
+            self.counters.prefix_hit_tokens += num_cached
+        self.waiting.begin_computing(self._unpublished_hashes(request))
+        self._prefilling.append(request)
+        plan.admitted.append(request)
+        plan.block_updates.append(
+            BlockUpdate(np.full(blocks.size, slot, np.int32), np.arange(blocks.size, dtype=np.int32), blocks)
+        )
+
+    def _schedule_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
+        """Plan the next known tokens of a running request. Returns how many."""
+        slot, table = request.slot, self.table
+        start, num_tokens = int(table.num_computed[slot]), int(table.num_tokens[slot])
+        length = num_tokens - start
+        if length > budget:
+            if not self.limits.enable_chunked_prefill:
+                return 0
+            length = budget
+        end = start + length
+        is_last = end == num_tokens
+        plan.chunks.append(PrefillChunk(slot, start, table.token_ids[slot, start:end], is_last))
+        newly_full = self._unpublished_hashes(request)[: end // table.block_size - start // table.block_size]
+        table.num_computed[slot] = end
+        self._publish(request, start // table.block_size, newly_full)
+        if is_last:
+            table.num_planned[slot] += 1
+            self._prefilling.remove(request)
+            self._decode_slots = np.append(self._decode_slots, np.int32(slot))
+        return length
+
+    # --- results
+
+    def apply(
+        self, slots: Int32s, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s
+    ) -> list[tuple[Request, str]]:
+        """Take in the tokens of one forward pass.
+
+        Args:
+            slots: int32 [n], where the rows were when their step was planned, no slot twice.
+            keys: int64 [n], whose tokens they are; rows whose slot has another holder now are dropped or, for a
+                preempted request, kept with it.
+            positions: int32 [n]; a position already known is dropped.
+            token_ids: int32 [n].
+
+        Returns:
+            Requests that ended here, with their finish reason.
+        """
+        table = self.table
+        is_live = table.keys[slots] == keys
+        finished: list[tuple[Request, str]] = []
+        if not is_live.all():
+            gone = ~is_live
+            finished += self._apply_owed(keys[gone], positions[gone], token_ids[gone])
+            slots, positions, token_ids = slots[is_live], positions[is_live], token_ids[is_live]
+        assert (positions == table.num_tokens[slots]).all(), "a worker skipped or repeated a token"
+        table.token_ids[slots, positions] = token_ids
+        table.num_tokens[slots] = positions + 1
+        self.counters.output_tokens += slots.size
+        codes = check_finish(token_ids, positions, table.finish_limits(slots))
+        for row in np.flatnonzero(codes):
+            request = table.requests[slots[row]]
+            assert request is not None
+            self.finish(request)
+            finished.append((request, FINISH_REASON[int(codes[row])]))
+        return finished
+
+    def _apply_owed(
+        self, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s
+    ) -> list[tuple[Request, str]]:
+        """Tokens that were under way when their request was preempted: the output process shows them, so they count."""
+        finished: list[tuple[Request, str]] = []
+        for row, key in enumerate(keys.tolist()):
+            request = self._owed_by_key.get(key)
+            if request is None:
+                continue
+            assert positions[row] == len(request.token_ids), "a worker skipped or repeated a token"
+            request.token_ids = np.append(request.token_ids, token_ids[row])
+            request.num_in_flight -= 1
+            self.counters.output_tokens += 1
+            if not request.num_in_flight:
+                del self._owed_by_key[key]
+            code = int(check_finish(token_ids[row : row + 1], positions[row : row + 1], _limits_of(request))[0])
+            if code != NOT_FINISHED:
+                self.finish(request)
+                finished.append((request, FINISH_REASON[code]))
+        return finished
+
+    # --- leaving a slot
+
+    def _preempt_last(self) -> Request:
+        victim = max((r for r in self.table.requests if r is not None), key=lambda r: r.order)
+        self._leave_slot(victim)
+        victim.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        if victim.num_in_flight:
+            self._owed_by_key[victim.key] = victim
+        self.waiting.push(victim)
+        return victim
+
+    def _leave_slot(self, request: Request) -> None:
+        slot, table = request.slot, self.table
+        if request in self._prefilling:
+            self._prefilling.remove(request)
+            self.waiting.end_computing(self._unpublished_hashes(request))
+        else:
+            self._decode_slots = self._decode_slots[self._decode_slots != slot]
+        num_confirmed = int(min(table.num_computed[slot], table.num_tokens[slot]))
+        blocks = table.held_blocks(slot)
+        if self.limits.enable_prefix_caching:
+            # Output blocks are hashed here, once, and not as they fill: a steady step pays nothing for the cache.
+            num_full = num_confirmed // table.block_size
+            request.block_hashes = extend_block_hashes(
+                request.block_hashes[:num_full],
+                table.token_ids[slot, : num_full * table.block_size],
+                table.block_size,
+                request.cache_salt,
+            )
+            self.pool.publish(blocks[:num_full], request.block_hashes)
+        table.vacate(request)
+        self.pool.release(blocks)
+
+    def _unpublished_hashes(self, request: Request) -> list[bytes]:
+        return request.block_hashes[self.table.num_computed[request.slot] // self.limits.block_size :]
+
+    def _publish(self, request: Request, first: int, hashes: list[bytes]) -> None:
+        if hashes:
+            self.pool.publish(self.table.block_tables[request.slot, first : first + len(hashes)], hashes)
+            self.waiting.end_computing(hashes)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless blocks, slots and rows agree. For tests."""
+        self.pool.check_integrity()
+        running = [r for r in self.table.requests if r is not None]
+        held = np.zeros(self.limits.num_blocks, np.int64)
+        for request in running:
+            held[self.table.held_blocks(request.slot)] += 1
+        assert (held == self.pool._ref_counts).all(), "ref counts differ from the block tables"
+        rows = set(self._decode_slots.tolist()) | {r.slot for r in self._prefilling}
+        assert rows == {r.slot for r in running}, "a running request is in no list, or in two"
+        assert (self.table.num_planned >= self.table.num_tokens)[[r.slot for r in running]].all()
+
+
+def _limits_of(request: Request) -> FinishLimits:
+    stops = request.stop_token_ids or (NO_TOKEN,)
+    return FinishLimits(np.array([request.end_position], np.int32), np.array([stops], np.int32))

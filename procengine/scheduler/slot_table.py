@@ -1,0 +1,106 @@
+"""`SlotTable`: the state of all resident requests of one worker, as arrays indexed by slot.
+
+Owns: token histories, counters, limits and block tables of running requests. Never does: decide anything.
+A steady decode step touches these arrays with a handful of vector operations; nothing is kept a request in Python.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from procengine.request import NO_SLOT, Request
+from procengine.stopping import NO_TOKEN, FinishLimits
+
+__all__ = ["VACANT", "SlotTable"]
+
+VACANT = -1  # key of a slot nobody holds
+
+Slots = NDArray[np.int32]
+
+
+class SlotTable:
+    """Arrays over `max_num_seqs` slots.
+
+    Attributes:
+        keys: int64, the request in each slot, VACANT if none.
+        num_tokens: int32, confirmed tokens (prompt and results that came back).
+        num_planned: int32, confirmed tokens plus those that steps in flight will yield.
+        num_computed: int32, tokens whose KV entries exist once the steps in flight are done.
+        num_blocks: int32, blocks held.
+        token_ids: int32 [slots, max_model_len], the confirmed tokens.
+        block_tables: int32 [slots, blocks of max_model_len].
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.block_size = block_size
+        self.keys = np.full(max_num_seqs, VACANT, np.int64)
+        self.num_tokens = np.zeros(max_num_seqs, np.int32)
+        self.num_planned = np.zeros(max_num_seqs, np.int32)
+        self.num_computed = np.zeros(max_num_seqs, np.int32)
+        self.num_blocks = np.zeros(max_num_seqs, np.int32)
+        self.end_positions = np.zeros(max_num_seqs, np.int32)
+        self.features = np.zeros(max_num_seqs, np.uint8)
+        self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
+        self.stop_token_ids = np.full((max_num_seqs, 4), NO_TOKEN, np.int32)
+        # zeros, not empty: the pages stay untouched (and out of RSS) until a token is written
+        self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self.block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int32)
+        self.requests: list[Request | None] = [None] * max_num_seqs
+        self._vacant = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def num_vacant(self) -> int:
+        """Slots that `place` can still give out."""
+        return len(self._vacant)
+
+    def place(self, request: Request) -> int:
+        """Give `request` a slot and load its state. No block is held yet."""
+        slot = self._vacant.pop()
+        request.slot = slot
+        self.requests[slot] = request
+        count = len(request.token_ids)
+        self.keys[slot] = request.key
+        self.token_ids[slot, :count] = request.token_ids
+        self.num_tokens[slot] = self.num_planned[slot] = count
+        self.num_computed[slot] = self.num_blocks[slot] = 0
+        self.end_positions[slot] = request.end_position
+        self.features[slot] = request.sampling.features
+        self.num_logprobs[slot] = request.sampling.num_logprobs
+        self._set_stop_token_ids(slot, request.stop_token_ids)
+        return slot
+
+    def vacate(self, request: Request) -> None:
+        """Take `request` out of its slot and give it back its token history."""
+        slot = request.slot
+        request.token_ids = self.token_ids[slot, : self.num_tokens[slot]].copy()
+        request.num_in_flight = int(self.num_planned[slot] - self.num_tokens[slot])
+        request.slot = NO_SLOT
+        self.requests[slot] = None
+        self.keys[slot] = VACANT
+        self._vacant.append(slot)
+
+    def append_blocks(self, slots: Slots, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Append one block to each of `slots` (no repeats). Returns the index each took in its table."""
+        indices = self.num_blocks[slots]
+        self.block_tables[slots, indices] = blocks
+        self.num_blocks[slots] = indices + 1
+        return indices
+
+    def held_blocks(self, slot: int) -> NDArray[np.int32]:
+        """The blocks of one slot, in table order (a copy)."""
+        return self.block_tables[slot, : self.num_blocks[slot]].copy()
+
+    def finish_limits(self, slots: Slots) -> FinishLimits:
+        """Limits of `slots`, for `check_finish`."""
+        return FinishLimits(self.end_positions[slots], self.stop_token_ids[slots])
+
+    def _set_stop_token_ids(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
+        width = self.stop_token_ids.shape[1]
+        if len(stop_token_ids) > width:
+            grown = np.full((self.max_num_seqs, len(stop_token_ids)), NO_TOKEN, np.int32)
+            grown[:, :width] = self.stop_token_ids
+            self.stop_token_ids = grown
+        self.stop_token_ids[slot] = NO_TOKEN
+        self.stop_token_ids[slot, : len(stop_token_ids)] = stop_token_ids

@@ -1,0 +1,109 @@
+"""Payload frames: one contiguous int32 array cut into named sections, in a fixed order.
+
+Owns: the order and meaning of the sections. Never does: know torch, sockets or requests.
+Wider values ride in int32 pairs: int64 keys and seeds as (low, high) words, float32 as its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "BLOCK_UPDATE_WIDTH",
+    "EMBED_SECTIONS",
+    "RESULT_SECTIONS",
+    "SLOT_ROW",
+    "STEP_SECTIONS",
+    "cut_sections",
+    "join_int64",
+    "pack_sections",
+    "split_int64",
+]
+
+STEP_SECTIONS: Final = (
+    "slots",  # [rows] the slot of each row
+    "query_start_loc",  # [rows + 1] where each row's tokens start
+    "seq_lens",  # [rows] tokens in the row's context, this step's included
+    "sample_rows",  # [samples] rows that yield a token
+    "row_steps",  # [rows] forward passes the row takes part in; empty when decode_steps is 1
+    "input_ids",  # [tokens] token ids; -1 - slot stands for the slot's last sampled token
+    "positions",  # [tokens]
+    "slot_rows",  # [changed * len(SLOT_ROW)] what a slot holds from this step on
+    "block_updates",  # [updates * 3] (slot, index in its block table, block id)
+)
+SLOT_ROW: Final = (
+    "slot",
+    "key_low",
+    "key_high",
+    "seed_low",
+    "seed_high",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "num_logprobs",  # -1 is none
+)
+BLOCK_UPDATE_WIDTH: Final = 3
+
+RESULT_SECTIONS: Final = (
+    "key_words",  # [rows * 2] int64 request keys
+    "positions",  # [rows] where each token stands in its sequence
+    "token_ids",  # [rows]
+    "logprob_rows",  # [k] rows that asked for log probabilities
+    "logprob_token_ids",  # [k * width] chosen token first, then the most likely ones
+    "logprobs",  # [k * width] float32 bits
+    "logprob_ranks",  # [k * width]
+)
+
+EMBED_SECTIONS: Final = (
+    "key_words",  # [rows * 2]
+    "query_start_loc",  # [rows + 1]
+    "input_ids",  # [tokens]
+    "positions",  # [tokens]
+)
+
+
+def pack_sections(
+    names: Sequence[str], sections: Mapping[str, NDArray[np.int32]], buffer: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], tuple[int, ...]]:
+    """Lay sections one behind the other into `buffer`; absent ones are empty.
+
+    Returns:
+        The used part of `buffer` and the size of each section, in elements.
+    """
+    sizes: list[int] = []
+    end = 0
+    for name in names:
+        section = sections.get(name)
+        size = 0 if section is None else section.size
+        if section is not None and size:
+            buffer[end : end + size] = section
+        sizes.append(size)
+        end += size
+    return buffer[:end], tuple(sizes)
+
+
+def cut_sections(
+    names: Sequence[str], sizes: Sequence[int], payload: NDArray[np.int32]
+) -> dict[str, NDArray[np.int32]]:
+    """Views of a payload's sections by name. The views are as writable and as aligned as `payload`."""
+    sections: dict[str, NDArray[np.int32]] = {}
+    end = 0
+    for name, size in zip(names, sizes, strict=True):
+        sections[name] = payload[end : end + size]
+        end += size
+    return sections
+
+
+def split_int64(values: NDArray[np.int64]) -> NDArray[np.int32]:
+    """int64 [n] as int32 words [2n], low word first (a view: the machine is little-endian)."""
+    return values.view(np.int32)
+
+
+def join_int64(words: NDArray[np.int32]) -> NDArray[np.int64]:
+    """int32 words [2n] as int64 [n]; copies, because a payload may be unaligned."""
+    return words.copy().view(np.int64)

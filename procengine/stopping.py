@@ -1,0 +1,49 @@
+"""The finish rule: one pure function that the frontend and the output process both apply, so they agree unasked.
+
+Owns: when a sequence is complete by its tokens. Never does: look at text (that is `stop_strings`).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FINISH_REASON", "NOT_FINISHED", "NO_TOKEN", "FinishLimits", "check_finish"]
+
+NOT_FINISHED: Final = 0
+STOP: Final = 1
+LENGTH: Final = 2
+FINISH_REASON: Final = {STOP: "stop", LENGTH: "length"}
+NO_TOKEN: Final = -1  # pads rows of stop_token_ids
+
+
+class FinishLimits(NamedTuple):
+    """Limits of n rows.
+
+    Attributes:
+        end_positions: int32 [n], the number of tokens (prompt included) at which the sequence is complete.
+        stop_token_ids: int32 [n, width], ids that end the sequence, padded with NO_TOKEN.
+    """
+
+    end_positions: NDArray[np.int32]
+    stop_token_ids: NDArray[np.int32]
+
+
+def check_finish(
+    token_ids: NDArray[np.int32], positions: NDArray[np.int32], limits: FinishLimits
+) -> NDArray[np.int8]:
+    """Whether each row's new token ends its sequence.
+
+    Args:
+        token_ids: int32 [n], the new tokens.
+        positions: int32 [n], where they stand in their sequences, counted from 0.
+        limits: the rows' limits.
+
+    Returns:
+        int8 [n]: NOT_FINISHED, STOP or LENGTH. A stop token at the last position is a STOP.
+    """
+    codes = np.where(positions + 1 >= limits.end_positions, LENGTH, NOT_FINISHED).astype(np.int8)
+    codes[(limits.stop_token_ids == token_ids[:, None]).any(axis=1)] = STOP
+    return codes

@@ -1,0 +1,63 @@
+"""Workflows: what a task is made of. A workflow names its parts; each process imports only the parts it runs.
+
+Owns: the registry. Never does: import a part before somebody asks for it.
+To add a task, write its parts and add a line to `WORKFLOWS`; a model says in `ModelConfig.workflows` what it supports.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["WORKFLOWS", "Workflow", "load_part"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """One task, as "module:attribute" paths.
+
+    Attributes:
+        body: the msgspec Struct a client sends in `Submit.body`; it validates itself as far as it can alone.
+        accept: `(body, prompt_token_ids, facts, identity) -> request`, validation against the model and the limits.
+        register: `(request, body) -> Register`, what the output process must know of it.
+        planner: plans steps and takes in results (frontend), see `procengine.pipeline.Planner`.
+        forward: runs a step (worker), see `procengine.runner`.
+        postprocess: turns results into client messages (output).
+    """
+
+    name: str
+    body: str
+    accept: str
+    register: str
+    planner: str
+    forward: str
+    postprocess: str
+
+
+WORKFLOWS: Final = {
+    "generate": Workflow(
+        name="generate",
+        body="procengine.workflows.generate:GenerateBody",
+        accept="procengine.workflows.generate:accept",
+        register="procengine.workflows.generate:register",
+        planner="procengine.workflows.generate:GeneratePlanner",
+        forward="procengine.runner:GenerateRunner",
+        postprocess="procengine.text_outputs:TextOutputs",
+    ),
+    "embed": Workflow(
+        name="embed",
+        body="procengine.workflows.embed:EmbedBody",
+        accept="procengine.workflows.embed:accept",
+        register="procengine.workflows.embed:register",
+        planner="procengine.workflows.embed:EmbedPlanner",
+        forward="procengine.embed_runner:EmbedRunner",
+        postprocess="procengine.embed_outputs:EmbedOutputs",
+    ),
+}
+
+
+def load_part(path: str) -> Any:  # noqa: ANN401 - the registry's fields say what each part is
+    """The object at "module:attribute", imported now."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)

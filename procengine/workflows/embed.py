@@ -1,0 +1,142 @@
+"""The `embed` workflow in the frontend: independent sequences, batched by token budget, nothing kept on the device.
+
+Owns: the queue of sequences to embed. Never does: hold KV blocks or slots: it has none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from procengine.errors import InvalidRequestError
+from procengine.messages import EmbedInput, EmbedResult, Register
+from procengine.pipeline import PlannedStep
+from procengine.scheduler.scheduler import SchedulerCounters, SchedulerLimits
+from procengine.step_payload import EMBED_SECTIONS, pack_sections
+from procengine.workflows.prompt import Identity, ModelFacts, PromptBody, check_prompt
+
+__all__ = ["EmbedBody", "EmbedPlanner", "EmbedRequest", "accept", "register"]
+
+
+class EmbedBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a client submits: a prompt and nothing else. Pooling and normalisation are the model's."""
+
+
+@dataclass(slots=True, eq=False)
+class EmbedRequest:
+    """One sequence to embed. `prompt_token_ids` is int32 [n]."""
+
+    key: int
+    client: bytes
+    request_id: str
+    prompt_token_ids: NDArray[np.int32]
+    is_finished: bool = False
+    num_cached_tokens: int | None = 0
+
+
+def accept(body: EmbedBody, token_ids: list[int], facts: ModelFacts, identity: Identity) -> EmbedRequest:
+    """A request that can run.
+
+    Raises:
+        InvalidRequestError: the prompt is empty, too long for one step, or not of this model.
+    """
+    prompt = check_prompt(token_ids, facts)
+    if len(prompt) > facts.max_num_batched_tokens:
+        raise InvalidRequestError(
+            f"prompt: has {len(prompt)} tokens, one step embeds at most {facts.max_num_batched_tokens} "
+            "(max_num_batched_tokens)"
+        )
+    return EmbedRequest(identity.key, identity.client, identity.request_id, prompt)
+
+
+def register(request: EmbedRequest, body: EmbedBody) -> Register:
+    """What the output process needs to know about an accepted request."""
+    return Register(
+        key=request.key,
+        client=request.client,
+        request_id=request.request_id,
+        index=0,
+        workflow="embed",
+        prompt_token_ids=request.prompt_token_ids.tolist(),
+        end_position=0,
+    )
+
+
+class EmbedPlanner:
+    """First come, first served; as many whole sequences a step as the token budget takes."""
+
+    wants_late_plan = False  # requests do not depend on each other: the pipe may always be full
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.counters = SchedulerCounters()
+        self._max_tokens = limits.max_num_batched_tokens
+        self._max_rows = limits.max_num_seqs
+        self._waiting: deque[EmbedRequest] = deque()
+        self._running: set[int] = set()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests waiting or under way."""
+        return sum(not r.is_finished for r in self._waiting) + len(self._running)
+
+    def add(self, request: EmbedRequest) -> None:
+        """Queue a request."""
+        self._waiting.append(request)
+
+    def finish(self, request: EmbedRequest) -> None:
+        """Take a request out; a result under way for it is dropped."""
+        request.is_finished = True
+        self._running.discard(request.key)
+
+    def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None:
+        """The next step, or None if nothing waits."""
+        rows = self._take_rows()
+        if not rows:
+            return None
+        lengths = np.array([len(r.prompt_token_ids) for r in rows], np.int32)
+        sections = {
+            "key_words": np.array([r.key for r in rows], np.int64).view(np.int32),
+            "query_start_loc": np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
+            "input_ids": np.concatenate([r.prompt_token_ids for r in rows]),
+            "positions": np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
+        }
+        buffer = np.empty(sum(section.size for section in sections.values()), np.int32)
+        payload, sizes = pack_sections(EMBED_SECTIONS, sections, buffer)
+        header = EmbedInput(step_id, epoch, len(rows), int(lengths.sum()), int(lengths.max()), sizes)
+        self._running.update(r.key for r in rows)
+        self.counters.prompt_tokens += header.num_tokens
+        return PlannedStep(header, payload, rows, admitted=[], is_steady=False)
+
+    def apply(
+        self, sent: object, header: EmbedResult, payload: NDArray[np.int32]
+    ) -> list[tuple[EmbedRequest, str]]:
+        """All requests of the step are done."""
+        assert isinstance(sent, list)
+        ended = [request for request in sent if not request.is_finished]
+        for request in ended:
+            self.finish(request)
+        return [(request, "stop") for request in ended]
+
+    def history(self, request: EmbedRequest) -> NDArray[np.int32]:
+        """All tokens of the request, int32 [n]."""
+        return request.prompt_token_ids
+
+    def count_cached_tokens(self, request: EmbedRequest) -> int:
+        """None: there is no cache."""
+        return 0
+
+    def _take_rows(self) -> list[EmbedRequest]:
+        rows: list[EmbedRequest] = []
+        budget = self._max_tokens
+        while self._waiting and len(rows) < self._max_rows:
+            request = self._waiting[0]
+            if not request.is_finished and len(request.prompt_token_ids) > budget:
+                break
+            self._waiting.popleft()
+            if not request.is_finished:
+                rows.append(request)
+                budget -= len(request.prompt_token_ids)
+        return rows

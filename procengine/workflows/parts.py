@@ -1,0 +1,45 @@
+"""`FrontendParts`: the callables of one workflow that the frontend runs, imported together.
+
+Owns: their signatures. Never does: import a workflow that was not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from procengine.messages import Register
+from procengine.workflows import WORKFLOWS, load_part
+
+__all__ = ["FrontendParts", "load_frontend_parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendParts:
+    """See `procengine.workflows.Workflow` for what each part is."""
+
+    decode_body: Callable[[bytes | msgspec.Raw], Any]
+    accept: Callable[..., Any]
+    register: Callable[[Any, Any], Register]
+    planner: Callable[..., Any]
+    history: Callable[[Any, Any], NDArray[np.int32]]  # (planner, request) -> all known token ids
+    count_cached_tokens: Callable[[Any, Any], int]  # (planner, request) -> tokens of its prompt in the cache
+
+
+def load_frontend_parts(name: str) -> FrontendParts:
+    """The parts of workflow `name`."""
+    workflow = WORKFLOWS[name]
+    planner = load_part(workflow.planner)
+    return FrontendParts(
+        decode_body=msgspec.msgpack.Decoder(load_part(workflow.body)).decode,
+        accept=load_part(workflow.accept),
+        register=load_part(workflow.register),
+        planner=planner,
+        history=planner.history,
+        count_cached_tokens=planner.count_cached_tokens,
+    )

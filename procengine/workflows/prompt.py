@@ -1,0 +1,84 @@
+"""The prompt part of a request body, and the checks that every workflow makes on it.
+
+Owns: "exactly one kind of prompt" and "token ids of this model, within its context". Never does: tokenize.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from procengine.config import LimitsConfig
+from procengine.errors import InvalidRequestError
+
+__all__ = ["Identity", "ModelFacts", "PromptBody", "check_prompt"]
+
+
+class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One of `prompt`, `prompt_token_ids` and `messages`."""
+
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("prompt", "prompt_token_ids", "messages") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidRequestError(
+                "prompt: exactly one of prompt, prompt_token_ids and messages must be given, "
+                f"got {', '.join(given) or 'none'}"
+            )
+        if not getattr(self, given[0]):
+            raise InvalidRequestError(f"{given[0]}: must not be empty")
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What requests are checked against."""
+
+    vocab_size: int
+    max_model_len: int
+    pool_tokens: int  # most tokens one request can hold in a worker's KV pool
+    max_num_batched_tokens: int
+    eos_token_ids: tuple[int, ...]
+    limits: LimitsConfig
+
+
+class Identity(Protocol):
+    """Who a request belongs to: set by the frontend, not by the client's body."""
+
+    @property
+    def key(self) -> int: ...
+    @property
+    def client(self) -> bytes: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def check_prompt(token_ids: list[int], facts: ModelFacts) -> NDArray[np.int32]:
+    """The prompt as int32 [n].
+
+    Raises:
+        InvalidRequestError: it is empty, too long, or holds an id that the model does not have.
+    """
+    if not token_ids:
+        raise InvalidRequestError("prompt: must have at least one token, got 0")
+    if len(token_ids) > facts.max_model_len:
+        raise InvalidRequestError(
+            f"prompt: has {len(token_ids)} tokens, the context limit (max_model_len) is {facts.max_model_len}"
+        )
+    if len(token_ids) > facts.pool_tokens:
+        raise InvalidRequestError(
+            f"prompt: has {len(token_ids)} tokens, the KV cache of a worker holds {facts.pool_tokens}"
+        )
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= facts.vocab_size:
+        wrong = low if low < 0 else high
+        raise InvalidRequestError(
+            f"prompt_token_ids: {wrong} is not a token of this model; ids go from 0 to {facts.vocab_size - 1}"
+        )
+    return np.array(token_ids, np.int32)

@@ -1,0 +1,365 @@
+"""The frontend process: clients on one side, workers and the output process on the other, the `Engine` between them.
+
+Wiring only: it moves messages between sockets and the pure parts, reads the clocks, and draws the seeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import uvloop
+import zmq
+
+from procengine import ipc
+from procengine.chat_template import ChatTemplate
+from procengine.child import Child, run_child
+from procengine.engine import Engine, admitted_message
+from procengine.errors import InvalidRequestError, OverloadedError, ProcengineError, ProtocolError, ShuttingDownError
+from procengine.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    ChildStats,
+    ClientGone,
+    Drain,
+    Drained,
+    EmbedResult,
+    GetStats,
+    Hello,
+    Query,
+    Rejected,
+    Resync,
+    Shutdown,
+    Stats,
+    StepResult,
+    Submit,
+    TextStop,
+    Welcome,
+    WorkerReady,
+    decode_from_client,
+    decode_from_output,
+    decode_from_supervisor,
+    decode_from_worker,
+    encode,
+)
+from procengine.pipeline import Pipeline
+from procengine.scheduler.scheduler import SchedulerLimits
+from procengine.step_stats import StepStats
+from procengine.tokenize_queue import TokenizeQueue
+from procengine.tokenizer import Tokenizer
+from procengine.workflows.parts import FrontendParts, load_frontend_parts
+from procengine.workflows.prompt import ModelFacts
+
+__all__ = ["main"]
+
+
+class Frontend:
+    """The sockets and what hangs between them. Everything runs on the loop's thread but the tokenizer."""
+
+    def __init__(self, child: Child, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None]) -> None:
+        config = child.config
+        self._child = child
+        self._loop = loop
+        self._on_end = on_end
+        self._parts = {name: load_frontend_parts(name) for name in config.model.workflows}
+        self._engine: Engine | None = None  # exists once all workers have said how many blocks they hold
+        self._num_blocks_by_rank: dict[int, int] = {}
+        self._stats = StepStats()
+        self._clients: set[bytes] = set()
+        self._tokenizing: dict[tuple[bytes, str], bool] = {}  # -> whether it was aborted meanwhile
+        self._is_draining = False
+        self._tokenize = TokenizeQueue(loop, Tokenizer.load(config.model.tokenizer_path), _chat_template(child))
+        self._open_sockets()
+
+    def _open_sockets(self) -> None:
+        child, loop, context = self._child, self._loop, self._child.context
+        num_workers = child.config.worker.num_workers
+        # A frame over the limit drops the connection, so the limit here is a backstop; _on_submit tells the client.
+        backstop = 2 * child.config.limits.max_request_bytes + 65536
+        self._to_workers = [ipc.bind(context, zmq.PUSH, child.endpoint(f"steps-{rank}")) for rank in range(num_workers)]
+        self._to_output = ipc.bind(context, zmq.PUSH, child.endpoint("register"))
+        self._client_socket = ipc.bind(context, zmq.ROUTER, child.endpoint("frontend"), max_message_bytes=backstop)
+        results = ipc.bind(context, zmq.PULL, child.endpoint("results"))
+        from_output = ipc.bind(context, zmq.PULL, child.endpoint("feedback"))
+        self._results = ipc.SocketReader(loop, results, self._on_result, self._pump)
+        self._feedback = ipc.SocketReader(loop, from_output, self._on_feedback, self._pump)
+        self._client_reader = ipc.SocketReader(loop, self._client_socket, self._on_client, self._pump)
+        self._control = ipc.SocketReader(loop, child.control, self._on_control)
+
+    # --- steps
+
+    def _pump(self) -> None:
+        """Send every step that should be at a worker by now."""
+        if self._engine is None:
+            return
+        for rank, step in self._engine.next_steps():
+            admitted = admitted_message(step)
+            if admitted is not None:
+                self._to_output.send(encode(admitted))
+            self._to_workers[rank].send_multipart((encode(step.header), step.payload))
+            now_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+            self._stats.step_sent(rank, step.header.step_id, step.is_steady, cpu_ns, now_ns)
+        if self._is_draining and not self._engine.num_unfinished and not self._tokenizing:
+            self._child.control.send(encode(Drained()))
+            self._is_draining = False
+
+    def _on_result(self, frames: list[bytes]) -> None:
+        match decode_from_worker(frames[0]):
+            case StepResult() as header:
+                is_last = header.is_last
+            case EmbedResult() as header:
+                is_last = True
+            case WorkerReady(rank, _, num_blocks):
+                self._add_worker(rank, num_blocks)
+                return
+        now_ns = time.monotonic_ns()
+        self._stats.result_received(header.rank, header.step_id, is_last, header.busy_ns, now_ns)
+        assert self._engine is not None
+        self._engine.apply(header, np.frombuffer(frames[1], np.int32))
+
+    def _add_worker(self, rank: int, num_blocks: int) -> None:
+        config = self._child.config
+        self._num_blocks_by_rank[rank] = num_blocks
+        if len(self._num_blocks_by_rank) < config.worker.num_workers:
+            return
+        pipelines = [
+            _make_pipeline(self._child, self._parts, rank, count)
+            for rank, count in sorted(self._num_blocks_by_rank.items())
+        ]
+        smallest = min(self._num_blocks_by_rank.values())
+        self._engine = Engine(self._parts, pipelines, _model_facts(self._child, smallest))
+        self._child.say_ready({"num_blocks": sum(self._num_blocks_by_rank.values())})
+
+    # --- clients
+
+    def _on_client(self, frames: list[bytes]) -> None:
+        client, data = frames[0], frames[-1]
+        try:
+            message = decode_from_client(data)
+        except msgspec.DecodeError as error:
+            self._reject(client, "", ProtocolError(f"message: not a message of this protocol: {error}"))
+            return
+        match message:
+            case Hello(version):
+                self._welcome(client, version)
+            case Submit():
+                self._on_submit(client, message, len(data))
+            case Abort(request_id):
+                self._on_abort(client, request_id)
+            case GetStats(reset):
+                self._send(client, Stats(self._stats_values()))
+                if reset:
+                    self._reset_stats()
+
+    def _welcome(self, client: bytes, version: int) -> None:
+        if version != PROTOCOL_VERSION:
+            text = f"version: this group speaks protocol {PROTOCOL_VERSION}, the client {version}"
+            self._reject(client, "", ProtocolError(text))
+            return
+        config, engine = self._child.config, self._engine
+        self._clients.add(client)
+        max_model_len = engine.facts.max_model_len if engine else config.scheduler.max_model_len
+        self._send(
+            client,
+            Welcome(
+                PROTOCOL_VERSION,
+                config.group.name,
+                config.model.name,
+                self._child.endpoint("output"),
+                max_model_len,
+                config.model.vocab_size,
+                config.model.workflows,
+                config.limits.max_request_bytes,
+            ),
+        )
+
+    def _on_submit(self, client: bytes, message: Submit, num_bytes: int) -> None:
+        request_id, owner = message.request_id, (client, message.request_id)
+        try:
+            self._check_admission(owner, message.workflow, num_bytes)
+            body = self._decode_body(message)
+        except ProcengineError as error:
+            self._reject(client, request_id, error)
+            return
+        if body.prompt_token_ids is not None:
+            self._accept(client, message, body, body.prompt_token_ids)
+            return
+        self._tokenizing[owner] = False
+        prompt = body.prompt if body.prompt is not None else body.messages
+        self._tokenize.submit(prompt, lambda tokens: self._on_tokens(client, message, body, tokens))
+
+    def _check_admission(self, owner: tuple[bytes, str], workflow: str, num_bytes: int) -> None:
+        config = self._child.config
+        if self._is_draining or self._engine is None:
+            raise ShuttingDownError("the group is shutting down" if self._engine else "the group is still starting")
+        if workflow not in self._parts:
+            raise InvalidRequestError(f"workflow: {workflow!r} is not supported; this model does {sorted(self._parts)}")
+        if num_bytes > config.limits.max_request_bytes:
+            raise InvalidRequestError(
+                f"request: has {num_bytes} bytes, the limit (max_request_bytes) is {config.limits.max_request_bytes}"
+            )
+        if owner in self._tokenizing or self._engine.is_running(*owner):
+            raise InvalidRequestError(f"request_id: {owner[1]!r} is already running")
+        if self._engine.num_unfinished + len(self._tokenizing) >= config.limits.max_queued_requests:
+            raise OverloadedError(f"max_queued_requests: {config.limits.max_queued_requests} requests are unfinished")
+
+    def _decode_body(self, message: Submit) -> Any:  # noqa: ANN401 - its type is the workflow's
+        try:
+            return self._parts[message.workflow].decode_body(message.body)
+        except msgspec.DecodeError as error:
+            raise InvalidRequestError(_without_path_root(str(error))) from error
+
+    def _on_tokens(self, client: bytes, message: Submit, body: Any, tokens: list[int] | ProcengineError) -> None:  # noqa: ANN401
+        was_aborted = self._tokenizing.pop((client, message.request_id))
+        if isinstance(tokens, ProcengineError):
+            self._reject(client, message.request_id, tokens)
+        else:
+            self._accept(client, message, body, tokens)
+            if was_aborted:
+                self._on_abort(client, message.request_id)
+        self._loop.call_soon(self._pump)  # soon, not now: the rest of the batch joins the same step
+
+    def _accept(self, client: bytes, message: Submit, body: Any, token_ids: list[int]) -> None:  # noqa: ANN401
+        assert self._engine is not None
+        try:
+            register = self._engine.accept(
+                message.workflow, body, token_ids, client, message.request_id, secrets.randbits(63)
+            )
+        except InvalidRequestError as error:
+            self._reject(client, message.request_id, error)
+            return
+        self._to_output.send(encode(register))
+
+    def _on_abort(self, client: bytes, request_id: str) -> None:
+        if (client, request_id) in self._tokenizing:
+            self._tokenizing[client, request_id] = True
+        elif self._engine is not None and (finish := self._engine.abort(client, request_id)):
+            self._to_output.send(encode(finish))
+
+    def _reject(self, client: bytes, request_id: str, error: ProcengineError) -> None:
+        self._send(client, Rejected(request_id, error.code, str(error)))
+
+    def _send(self, client: bytes, message: Welcome | Rejected | Stats) -> None:
+        if not ipc.send_routed(self._client_socket, client, encode(message)):
+            self._clients.discard(client)
+        self._client_reader.poke()
+
+    # --- output process
+
+    def _on_feedback(self, frames: list[bytes]) -> None:
+        assert self._engine is not None
+        match decode_from_output(frames[0]):
+            case TextStop(key):
+                self._engine.end(key, "stop")
+            case ClientGone(client):
+                self._clients.discard(client)
+                for finish in self._engine.abort_client(client):
+                    self._to_output.send(encode(finish))
+            case Resync(key, position):
+                self._to_output.send(encode(self._engine.resync(key, position)))
+
+    # --- supervisor
+
+    def _on_control(self, frames: list[bytes]) -> None:
+        match decode_from_supervisor(frames[0]):
+            case Query(query_id):
+                state = "draining" if self._is_draining else "ready" if self._engine else "starting"
+                depth = (self._engine.num_unfinished if self._engine else 0) + len(self._tokenizing)
+                self._child.control.send(encode(ChildStats(query_id, state, depth)))
+                self._control.poke()
+            case Drain(timeout_s):
+                self._is_draining = True
+                self._loop.call_later(timeout_s, self._abort_all)
+                self._pump()
+            case Shutdown(error):
+                self._tell_clients(error or "the group was shut down")
+                self._on_end()
+
+    def _abort_all(self) -> None:
+        if self._engine is not None:
+            for finish in self._engine.abort_all():
+                self._to_output.send(encode(finish))
+        self._pump()
+
+    def _tell_clients(self, error: str) -> None:
+        """End every request whose output cannot come any more, and say why to everybody."""
+        for client in self._clients:
+            ipc.send_routed(self._client_socket, client, encode(Rejected("", "engine_dead", error)))
+
+    # --- counters
+
+    def _stats_values(self) -> dict[str, Any]:
+        values = self._stats.values(self._child.config.worker.num_workers)
+        for name in ("num_preemptions", "prefix_hit_tokens", "prompt_tokens", "output_tokens"):
+            values[name] = sum(getattr(counters, name) for counters in self._counters())
+        return values
+
+    def _reset_stats(self) -> None:
+        self._stats.reset()
+        for counters in self._counters():
+            counters.reset()
+
+    def _counters(self) -> list[Any]:
+        pipelines = self._engine.pipelines if self._engine else []
+        return [planner.counters for pipeline in pipelines for planner in pipeline.planners.values()]
+
+
+def _make_pipeline(child: Child, parts: dict[str, FrontendParts], rank: int, num_blocks: int) -> Pipeline:
+    scheduler, cache = child.config.scheduler, child.config.cache
+    limits = SchedulerLimits(
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=scheduler.max_model_len,
+        block_size=cache.block_size,
+        num_blocks=num_blocks,
+        enable_chunked_prefill=scheduler.enable_chunked_prefill,
+        enable_prefix_caching=cache.enable_prefix_caching,
+        is_priority_policy=scheduler.policy == "priority",
+        decode_steps=scheduler.decode_steps,
+    )
+    planners = {name: part.planner(limits) for name, part in parts.items()}
+    return Pipeline(rank, planners, scheduler.async_depth)
+
+
+def _model_facts(child: Child, num_blocks: int) -> ModelFacts:
+    config = child.config
+    return ModelFacts(
+        vocab_size=config.model.vocab_size,
+        max_model_len=config.scheduler.max_model_len,
+        pool_tokens=num_blocks * config.cache.block_size,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        eos_token_ids=config.model.eos_token_ids,
+        limits=config.limits,
+    )
+
+
+def _chat_template(child: Child) -> ChatTemplate | None:
+    model = child.config.model
+    if model.chat_template is None:
+        return None
+    return ChatTemplate(model.chat_template, model.chat_bos_token, model.chat_eos_token)
+
+
+def _without_path_root(text: str) -> str:
+    """msgspec says "Expected `int`, got `str` - at `$.a.b`"; the field goes first and the root away."""
+    reason, separator, path = text.rpartition(" - at `$")
+    return f"{path.rstrip('`').lstrip('.')}: {reason}" if separator else text
+
+
+def main(child: Child) -> None:
+    """Serve until the supervisor says stop or is gone."""
+    loop = uvloop.new_event_loop()
+    loop.add_reader(child.death_fd, lambda: os._exit(1))
+    Frontend(child, loop, loop.stop)
+    loop.run_forever()
+    child.context.destroy(linger=1000)
+
+
+if __name__ == "__main__":
+    run_child("frontend", main)

@@ -1,0 +1,323 @@
+"""The supervisor process: starts the group, watches it, ends it.
+
+Wiring and life cycle only; no request ever passes through here. It sleeps in one poll on the control socket, the
+children's pidfds and logs, signals, and the death pipe of whoever launched it.
+
+Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
+gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
+hears why, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from procengine import ipc
+from procengine.child_process import ChildProcess, cpu_seconds, rss_bytes
+from procengine.config import EngineConfig
+from procengine.errors import ProcengineError
+from procengine.messages import (
+    ChildStats,
+    Drain,
+    Drained,
+    Failed,
+    GetStatus,
+    ProcessStatus,
+    Query,
+    Ready,
+    Shutdown,
+    Status,
+    decode_from_control_peer,
+    encode,
+)
+from procengine.paths import socket_path
+from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
+
+__all__ = ["main", "run_group"]
+
+_STOP_GRACE_S = 5.0
+_STATUS_WAIT_S = 1.0
+
+
+class Supervisor:
+    """One group, from the first child to the last."""
+
+    def __init__(self, config: EngineConfig, run_dir: Path, launcher_fd: int | None, signal_fd: int) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._launcher_fd = launcher_fd
+        self._signal_fd = signal_fd
+        self._state = "starting"
+        self._started_s = time.monotonic()
+        self._deadline_s: float | None = self._started_s + config.group.start_timeout_s
+        self._error: str | None = None
+        self._facts: dict[str, dict[str, int | float | str]] = {}
+        self._stats_by_child: dict[bytes, ChildStats] = {}
+        self._status_peers: list[bytes] = []
+        self._status_deadline_s: float | None = None
+        self._query_id = 0
+        self._context = ipc.make_context()
+        self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
+        self._death_pipe = os.pipe()  # its write end is never written: children see it close
+        self._children = self._spawn_children()
+        self._handlers: dict[Any, Callable[[], None]] = {}
+        self._poller = zmq.Poller()
+        self._watch_everything()
+
+    def run(self) -> int:
+        """Until the group is gone. Returns the exit status."""
+        try:
+            while self._state != "gone":
+                for source, _event in self._poller.poll(self._poll_ms()):
+                    handler = self._handlers.get(source)
+                    if handler is not None:
+                        handler()
+                self._check_deadlines()
+        finally:
+            for child in self._children:
+                child.kill()
+            self._context.destroy(linger=100)
+        return 1 if self._error else 0
+
+    # --- start
+
+    def _spawn_children(self) -> list[ChildProcess]:
+        ranks = [("worker", rank) for rank in range(self._config.worker.num_workers)]
+        roles = [*ranks, ("frontend", 0), ("output", 0)]  # workers first: they take longest
+        return [ChildProcess(role, rank, self._config, self._death_pipe[0]) for role, rank in roles]
+
+    def _watch_everything(self) -> None:
+        self._watch(self._control, self._on_control)
+        self._watch(self._signal_fd, self._on_signal)
+        if self._launcher_fd is not None:
+            self._watch(self._launcher_fd, self._on_launcher_gone)
+        for child in self._children:
+            self._watch(child.pidfd, lambda child=child: self._on_death(child))  # type: ignore[misc]
+            self._watch(child.log_fd, lambda child=child: self._on_log(child))  # type: ignore[misc]
+
+    def _watch(self, source: int | zmq.Socket[bytes], handler: Callable[[], None]) -> None:
+        self._handlers[source] = handler
+        self._poller.register(source, zmq.POLLIN if isinstance(source, zmq.Socket) else select.POLLIN)
+
+    def _unwatch(self, source: int) -> None:
+        if self._handlers.pop(source, None):
+            self._poller.unregister(source)
+
+    def _on_ready(self, message: Ready) -> None:
+        child = next(c for c in self._children if (c.role, c.rank) == (message.role, message.rank))
+        child.is_ready = True
+        self._facts[child.name] = message.facts
+        if self._state == "starting" and all(c.is_ready for c in self._children):
+            self._state, self._deadline_s = "ready", None
+            description = self._describe()
+            write_description(self._run_dir, description)
+            _say({"event": "ready", **description})
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "name": self._config.group.name,
+            "endpoint": socket_path(self._run_dir, "frontend"),
+            "control": socket_path(self._run_dir, "control"),
+            "model": self._config.model.name,
+            "pids": {"supervisor": os.getpid(), **{child.name: child.pid for child in self._children}},
+            "num_blocks": self._facts["frontend"]["num_blocks"],
+            "ready_s": round(time.monotonic() - self._started_s, 2),
+        }
+
+    # --- events
+
+    def _on_control(self) -> None:
+        while self._control.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+            identity, data = self._control.recv_multipart()
+            try:
+                message = decode_from_control_peer(data)
+            except msgspec.DecodeError:
+                continue  # not of this protocol; no child of ours sends such a thing
+            match message:
+                case Ready():
+                    self._on_ready(message)
+                case Failed(role, rank, text, _):
+                    child = next(c for c in self._children if (c.role, c.rank) == (role, rank))
+                    child.failure = text
+                case Drained():
+                    self._stop()
+                case GetStatus():
+                    self._ask_children(identity)
+                case ChildStats():
+                    self._on_child_stats(identity, message)
+
+    def _on_signal(self) -> None:
+        os.read(self._signal_fd, 4096)
+        if self._state in ("starting", "draining", "stopping"):
+            self._error = None if self._state == "starting" else "interrupted while shutting down"
+            self._state = "gone"  # `run` kills what is left
+        else:
+            self._drain(self._config.group.drain_timeout_s)
+
+    def _on_launcher_gone(self) -> None:
+        assert self._launcher_fd is not None
+        self._unwatch(self._launcher_fd)
+        if self._state == "starting":
+            self._state = "gone"
+        elif self._state == "ready":
+            self._drain(0.0)  # nobody is left to read the answers
+
+    def _on_log(self, child: ChildProcess) -> None:
+        if not child.forward_log():
+            self._unwatch(child.log_fd)
+
+    def _on_death(self, child: ChildProcess) -> None:
+        if child.is_alive:
+            return
+        self._unwatch(child.pidfd)
+        if self._state in ("starting", "ready", "draining"):
+            self._fail(child.describe_end())
+        elif not any(c.is_alive for c in self._children):
+            self._state = "gone"
+
+    # --- end
+
+    def _drain(self, timeout_s: float) -> None:
+        self._state = "draining"
+        self._deadline_s = time.monotonic() + timeout_s + _STOP_GRACE_S
+        self._send_to("frontend", Drain(timeout_s))
+
+    def _stop(self, error: str | None = None) -> None:
+        """Tell everybody to end; what does not within the grace time is killed."""
+        self._state = "stopping"
+        self._deadline_s = time.monotonic() + _STOP_GRACE_S
+        for role in ("output", "frontend", "worker"):
+            self._send_to(role, Shutdown(error))
+
+    def _fail(self, error: str) -> None:
+        self._error = error
+        sys.stderr.write(f"procengine: {error}\n")
+        if self._state == "starting":
+            self._state = "gone"
+            _say({"event": "failed", "error": error})
+        else:
+            self._stop(error.split("\n", 1)[0])
+
+    def _check_deadlines(self) -> None:
+        now_s = time.monotonic()
+        if self._status_deadline_s is not None and now_s >= self._status_deadline_s:
+            self._answer_status()
+        if self._deadline_s is None or now_s < self._deadline_s:
+            return
+        if self._state == "starting":
+            late = ", ".join(child.name for child in self._children if not child.is_ready)
+            self._fail(f"{late} did not become ready within {self._config.group.start_timeout_s:g} s")
+        elif self._state == "draining":
+            self._stop()
+        elif self._state == "stopping":
+            self._state = "gone"
+
+    def _poll_ms(self) -> int | None:
+        deadlines = [d for d in (self._deadline_s, self._status_deadline_s) if d is not None]
+        return max(0, int(1e3 * (min(deadlines) - time.monotonic())) + 1) if deadlines else None
+
+    def _send_to(self, role: str, message: Drain | Shutdown | Query) -> None:
+        for child in self._children:
+            if child.role == role and child.is_alive:
+                ipc.send_routed(self._control, child.identity, encode(message))
+
+    # --- status
+
+    def _ask_children(self, peer: bytes) -> None:
+        self._status_peers.append(peer)
+        if self._status_deadline_s is not None:
+            return
+        self._query_id += 1
+        self._stats_by_child.clear()
+        self._status_deadline_s = time.monotonic() + _STATUS_WAIT_S
+        for role in ("frontend", "output", "worker"):
+            self._send_to(role, Query(self._query_id))
+
+    def _on_child_stats(self, identity: bytes, stats: ChildStats) -> None:
+        if stats.query_id == self._query_id and self._status_deadline_s is not None:
+            self._stats_by_child[identity] = stats
+            if len(self._stats_by_child) == len(self._children):
+                self._answer_status()
+
+    def _answer_status(self) -> None:
+        own = ProcessStatus(
+            "supervisor", 0, os.getpid(), self._state, *self._resources(os.getpid(), self._started_s), queue_depth=0
+        )
+        status = Status(self._config.group.name, self._config.model.name, [own, *map(self._status_of, self._children)])
+        for peer in self._status_peers:
+            ipc.send_routed(self._control, peer, encode(status))
+        self._status_peers.clear()
+        self._status_deadline_s = None
+
+    def _status_of(self, child: ChildProcess) -> ProcessStatus:
+        stats = self._stats_by_child.get(child.identity)
+        state = stats.state if stats else "silent" if child.is_alive else "dead"
+        resources = self._resources(child.pid, child.started_s)
+        return ProcessStatus(child.role, child.rank, child.pid, state, *resources, stats.queue_depth if stats else 0)
+
+    @staticmethod
+    def _resources(pid: int, started_s: float) -> tuple[float, int, float]:
+        return time.monotonic() - started_s, rss_bytes(pid), cpu_seconds(pid)
+
+
+def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:
+    """Run a group in this process as its supervisor, until it ends. Returns the exit status.
+
+    Raises:
+        ConfigError: a group of that name is running.
+    """
+    run_dir = Path(config.group.run_dir)
+    sweep_stale_dirs(run_dir.parent)
+    lock_fd = claim_run_dir(run_dir)
+    signal_fd = _signals_as_descriptor()
+    try:
+        return Supervisor(config, run_dir, launcher_fd, signal_fd).run()
+    finally:
+        remove_run_dir(run_dir)
+        os.close(lock_fd)
+
+
+def _signals_as_descriptor() -> int:
+    """SIGTERM and SIGINT make this descriptor readable."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+def _say(event: dict[str, Any]) -> None:
+    """One JSON line on stdout."""
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Entry of a launched supervisor: the configuration and the launcher's death pipe come as descriptors."""
+    parser = argparse.ArgumentParser(prog="procengine supervisor")
+    parser.add_argument("--config-fd", type=int, required=True)
+    parser.add_argument("--launcher-fd", type=int, required=True)
+    args = parser.parse_args()
+    with os.fdopen(args.config_fd, "rb") as file:
+        config = msgspec.json.decode(file.read(), type=EngineConfig)
+    try:
+        return run_group(config, args.launcher_fd)
+    except ProcengineError as error:
+        _say({"event": "failed", "error": str(error)})
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The worker process: a receive thread, a device loop and a send thread around one device.
+
+Wiring only. The device loop does nothing but take a step, run it and hand its outputs on; it touches no socket, and it
+never waits for whoever reads the results.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from procengine import ipc
+from procengine.child import Child, run_child
+from procengine.config import EngineConfig
+from procengine.messages import (
+    ChildStats,
+    EmbedInput,
+    Query,
+    Shutdown,
+    StepInput,
+    WorkerReady,
+    decode_from_supervisor,
+    decode_step,
+    encode,
+)
+from procengine.step_output import EmbedOutput, StepOutput, WorkerIdentity
+
+__all__ = ["main"]
+
+Step = tuple[StepInput | EmbedInput, NDArray[np.int32]]
+Output = StepOutput | EmbedOutput
+
+
+class Runner(Protocol):
+    """Runs one kind of step."""
+
+    def run(self, header: StepInput | EmbedInput, payload: NDArray[np.int32]) -> Iterator[Output]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A device that is ready for steps."""
+
+    run: Callable[[StepInput | EmbedInput, NDArray[np.int32]], Iterator[Output]]
+    num_blocks: int
+    facts: dict[str, int | float | str]
+
+
+def main(child: Child) -> None:
+    """Load the model, say so, run steps until told to stop."""
+    identity = WorkerIdentity(child.rank, epoch=0)
+    steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
+    outputs: queue.SimpleQueue[Output | None] = queue.SimpleQueue()
+    device = _open_device(child)
+
+    result_context = ipc.make_context()  # of its own, so that it can be flushed while other sockets are in use
+    to_frontend = ipc.connect(result_context, zmq.PUSH, child.endpoint("results"))
+    to_output = ipc.connect(result_context, zmq.PUSH, child.endpoint("text"))
+    step_socket = ipc.connect(child.context, zmq.PULL, child.endpoint(f"steps-{child.rank}"))
+    to_frontend.send(encode(WorkerReady(child.rank, identity.epoch, device.num_blocks)))
+    child.say_ready({"num_blocks": device.num_blocks, **device.facts})
+
+    sender = threading.Thread(target=_send_outputs, args=(outputs, identity, to_frontend, to_output), name="send")
+    sender.start()
+    threading.Thread(target=_receive_steps, args=(step_socket, steps), name="receive", daemon=True).start()
+    threading.Thread(target=_obey_supervisor, args=(child, steps), name="control", daemon=True).start()
+    try:
+        _device_loop(device, steps, outputs)
+    finally:
+        outputs.put(None)
+        sender.join()
+        result_context.destroy(linger=1000)
+
+
+def _device_loop(
+    device: _Device, steps: queue.SimpleQueue[Step | None], outputs: queue.SimpleQueue[Output | None]
+) -> None:
+    while (step := steps.get()) is not None:
+        for output in device.run(*step):
+            outputs.put(output)
+
+
+def _receive_steps(socket: zmq.Socket[bytes], steps: queue.SimpleQueue[Step | None]) -> None:
+    while True:
+        header, payload = socket.recv_multipart()
+        steps.put((decode_step(header), np.frombuffer(payload, np.int32)))
+
+
+def _send_outputs(
+    outputs: queue.SimpleQueue[Output | None],
+    identity: WorkerIdentity,
+    to_frontend: zmq.Socket[bytes],
+    to_output: zmq.Socket[bytes],
+) -> None:
+    while (output := outputs.get()) is not None:
+        header, payload = output.to_message(identity)
+        frames = (encode(header), payload)
+        to_frontend.send_multipart(frames)  # first: it is the one that feeds the device
+        to_output.send_multipart(frames)
+
+
+def _obey_supervisor(child: Child, steps: queue.SimpleQueue[Step | None]) -> None:
+    poller = zmq.Poller()
+    poller.register(child.control, zmq.POLLIN)
+    poller.register(child.death_fd, select.POLLIN)
+    while True:
+        ready = dict(poller.poll())
+        if child.death_fd in ready:
+            os._exit(1)
+        match decode_from_supervisor(child.control.recv()):
+            case Query(query_id):
+                child.control.send(encode(ChildStats(query_id, "ready", steps.qsize())))
+            case Shutdown():
+                steps.put(None)
+            case _:  # draining is the frontend's business
+                pass
+
+
+def _open_device(child: Child) -> _Device:
+    return _open_mock(child.config) if child.config.worker.device == "mock" else _open_torch(child)
+
+
+def _open_mock(config: EngineConfig) -> _Device:
+    from procengine.mock_runner import MockRunner
+
+    scheduler, cache = config.scheduler, config.cache
+    runner = MockRunner(
+        config.model.vocab_size,
+        scheduler.max_num_seqs,
+        scheduler.max_model_len,
+        cache.block_size,
+        config.worker.mock_step_ms / 1e3,
+    )
+    most = scheduler.max_num_seqs * -(-scheduler.max_model_len // cache.block_size)
+    return _Device(runner.run, cache.num_blocks or min(most, 1 << 17), {"device": "mock"})
+
+
+def _open_torch(child: Child) -> _Device:
+    from procengine.device import open_device  # torch is imported here, and only in a worker that needs it
+
+    run, num_blocks, facts = open_device(child.config, shows_progress=child.shows_progress)
+    return _Device(run, num_blocks, facts)
+
+
+if __name__ == "__main__":
+    run_child("worker", main)

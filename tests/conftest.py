@@ -1,0 +1,33 @@
+"""Fixtures that every test may ask for. Nothing here runs unless a test asks; the real model is fetched once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Oracles (transformers, tokenizers) read these when they are imported: no network, no threads behind a fork.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def procengine_home() -> Path:
+    """The user's own home folder of procengine (PROCENGINE_HOME or the default): a model is not fetched on each run."""
+    from procengine.paths import procengine_home as home
+
+    return home()
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf(procengine_home: Path) -> Path:
+    """The GGUF file of smollm2-135m, fetched when it is not there yet. For tests marked `model`."""
+    from procengine.hub import pull
+
+    pulled = pull("smollm2-135m", procengine_home)
+    if pulled.is_file():
+        return pulled
+    files = sorted(pulled.rglob("*.gguf"))
+    assert files, f"no .gguf file below {pulled}"
+    return files[0]

@@ -1,0 +1,213 @@
+"""Sampling: distributions by chi-square, filters by enumeration, randomness by its address."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs, sample, uniforms
+
+ALL = SamplingFeatures.RANDOM | SamplingFeatures.TOP_K | SamplingFeatures.TOP_P | SamplingFeatures.MIN_P
+RANDOM = SamplingFeatures.RANDOM
+DRAWS = 200_000
+LOGITS = torch.tensor([1.0, -0.5, 2.0, 0.3, 0.3, -2.0, 1.7])
+
+
+def tensors(
+    rows: int,
+    temperature: float | list[float] = 1.0,
+    top_k: int | list[int] = 0,
+    top_p: float | list[float] = 1.0,
+    min_p: float | list[float] = 0.0,
+    seed: int | list[int] = 7,
+    position: int | None = None,
+) -> SamplingTensors:
+    def column(value: float | list[float] | list[int], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(value if isinstance(value, list) else [value] * rows, dtype=dtype)
+
+    return SamplingTensors(
+        temperature=column(temperature, torch.float32),
+        top_k=column(top_k, torch.int32),
+        top_p=column(top_p, torch.float32),
+        min_p=column(min_p, torch.float32),
+        seeds=column(seed, torch.int64),
+        positions=torch.arange(rows) if position is None else torch.full((rows,), position),
+    )
+
+
+def chi_square(counts: Tensor, probabilities: Tensor) -> float:
+    expected = probabilities[probabilities > 0] * counts.sum()
+    return float(((counts[probabilities > 0] - expected) ** 2 / expected).sum())
+
+
+def filtered(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
+    """The distribution by the definitions, one token at a time, for LOGITS."""
+    p = (LOGITS.double() / temperature).softmax(0)
+    p = torch.where(p >= min_p * p.max(), p, 0)
+    ranking = sorted(range(len(p)), key=lambda i: (-float(p[i]), i))
+    if top_k:
+        p[ranking[top_k:]] = 0
+    p /= p.sum()
+    mass, kept = 0.0, []
+    for i in ranking:
+        if mass >= top_p:
+            break
+        kept.append(i)
+        mass += float(p[i])
+    p[[i for i in ranking if i not in kept]] = 0
+    return p / p.sum()
+
+
+FILTERS: list[dict[str, float]] = [
+    {},
+    {"temperature": 0.6},
+    {"temperature": 2.5},
+    {"top_k": 3},
+    {"top_k": 4},  # the fourth place is shared by ids 3 and 4: the lower one stays
+    {"top_p": 0.7},
+    {"top_p": 0.05},
+    {"min_p": 0.2},
+    {"temperature": 1.3, "min_p": 0.05, "top_k": 5, "top_p": 0.8},
+]
+
+
+@pytest.mark.parametrize("parameters", FILTERS, ids=str)
+def test_draws_follow_the_filtered_distribution(parameters: dict[str, float]) -> None:
+    batch = tensors(DRAWS, **parameters)  # type: ignore[arg-type]
+    tokens = sample(LOGITS.expand(DRAWS, -1), batch, ALL)
+    counts = torch.bincount(tokens, minlength=len(LOGITS)).double()
+    probabilities = filtered(**parameters)  # type: ignore[arg-type]
+    assert tokens.dtype == torch.int32
+    assert torch.equal(counts > 0, probabilities > 0)
+    assert chi_square(counts, probabilities) < 27.9  # 6 degrees of freedom, p = 0.0001; seeds are fixed
+
+
+def test_seeds_are_as_good_as_positions() -> None:
+    batch = tensors(DRAWS, seed=list(range(DRAWS)), position=3)
+    counts = torch.bincount(sample(LOGITS.expand(DRAWS, -1), batch, RANDOM), minlength=len(LOGITS)).double()
+    assert chi_square(counts, LOGITS.double().softmax(0)) < 27.9
+
+
+def test_a_token_depends_on_its_row_alone() -> None:
+    rows = 64
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(rows, 3000, generator=generator) * 3
+    batch = tensors(
+        rows,
+        temperature=[(0.0, 0.7, 1.0, 3.0)[row % 4] for row in range(rows)],
+        top_k=[(0, 5, 2000)[row % 3] for row in range(rows)],
+        top_p=[(1.0, 0.9, 0.99, 0.5, 0.9999)[row % 5] for row in range(rows)],
+        min_p=[(0.0, 0.1)[row % 2] for row in range(rows)],
+        seed=[row * 977 - 30000 for row in range(rows)],
+    )
+    together = sample(logits, batch, ALL)
+    names = SamplingTensors.__dataclass_fields__
+    order = torch.randperm(rows, generator=generator)
+    for part in (*order.split(1), *order.split(7), order):
+        some = SamplingTensors(**{name: getattr(batch, name)[part] for name in names})
+        assert torch.equal(sample(logits[part], some, ALL), together[part])
+
+
+def test_a_batch_without_random_rows_takes_the_lowest_of_equal_maxima() -> None:
+    logits = torch.tensor([[0.0, 3.0, 3.0], [5.0, 5.0, 5.0]])
+    for features in (SamplingFeatures.NONE, RANDOM):
+        assert sample(logits, tensors(2, temperature=0.0), features).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-45, 1e-38, 1e-20, 9e-6])
+def test_colder_than_the_limit_is_greedy(temperature: float) -> None:
+    logits = torch.randn(50, 11) * 50
+    out = sample(logits, tensors(50, temperature=temperature, top_p=0.3, top_k=2, min_p=0.5), ALL)
+    assert torch.equal(out.long(), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("temperature", [1.1e-5, 1e-3, 100.0, 3e38])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e4])
+def test_extreme_temperatures_give_tokens_of_the_vocabulary(temperature: float, scale: float) -> None:
+    logits = torch.randn(40, 13) * scale
+    out = sample(logits, tensors(40, temperature=temperature, top_p=0.9, top_k=9, min_p=0.01), ALL)
+    assert int(out.min()) >= 0
+    assert int(out.max()) < 13
+
+
+def test_a_token_of_probability_zero_is_never_drawn() -> None:
+    logits = torch.full((5000, 6), -torch.inf)
+    logits[:, 2] = 0.0
+    logits[:, 4] = 1.0
+    assert set(sample(logits, tensors(5000), RANDOM).tolist()) == {2, 4}
+
+
+@pytest.mark.parametrize("top_k", [7, 8, 1_000_000])
+def test_top_k_of_the_whole_vocabulary_is_off(top_k: int) -> None:
+    rows = LOGITS.expand(500, -1)
+    assert torch.equal(sample(rows, tensors(500, top_k=top_k), ALL), sample(rows, tensors(500), RANDOM))
+
+
+def test_top_k_one_and_tiny_top_p_are_greedy_even_among_equals() -> None:
+    logits = torch.tensor([[1.0, 4.0, 4.0, 4.0]]).expand(300, -1)
+    assert set(sample(logits, tensors(300, top_k=1), ALL).tolist()) == {1}
+    assert set(sample(logits, tensors(300, top_p=1e-9), ALL).tolist()) == {1}
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.97])
+def test_a_nucleus_wider_than_the_first_guess(top_p: float) -> None:
+    vocab_size = 5000
+    logits = torch.linspace(1.0, 0.0, vocab_size)[torch.randperm(vocab_size)]
+    tokens = sample(logits.expand(4000, -1), tensors(4000, top_p=top_p), ALL)
+    probabilities, ranking = logits.double().softmax(0).sort(descending=True)
+    width = int((probabilities.cumsum(0) < top_p).sum()) + 1
+    assert width > 1024
+    assert set(tokens.tolist()) <= set(ranking[:width].tolist())
+
+
+def splitmix64(state: int) -> int:
+    """Vigna's splitmix64.c, in Python's unbounded integers."""
+    mask = (1 << 64) - 1
+    z = (state + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 0x9E3779B97F4A7C15 - 2**64])
+@pytest.mark.parametrize("position", [0, 1, 131071])
+def test_uniforms_are_splitmix64_addressed_by_position(seed: int, position: int) -> None:
+    state = (splitmix64(seed % 2**64) + position * 0x9E3779B97F4A7C15) % 2**64
+    u = uniforms(torch.tensor([seed]), torch.tensor([position]))
+    assert u.dtype == torch.float64
+    assert u.item() == (splitmix64(state) >> 11) / 2**53
+
+
+def test_splitmix64_reference_value() -> None:
+    assert splitmix64(1234567) == 6457827717110365317  # the first output published for this seed
+
+
+def test_logprobs_are_of_the_raw_logits_with_the_chosen_token_first() -> None:
+    logits = LOGITS.expand(2, -1)
+    ids, logprobs, ranks = gather_logprobs(logits, torch.tensor([4, 2], dtype=torch.int32), 5)
+    assert (ids.dtype, logprobs.dtype, ranks.dtype) == (torch.int32, torch.float32, torch.int32)
+    assert ids.tolist() == [[4, 2, 6, 0, 3, 4], [2, 2, 6, 0, 3, 4]]
+    torch.testing.assert_close(logprobs, LOGITS.double().log_softmax(0)[ids.long()].float())
+    assert ranks.tolist() == [4, 1]
+
+
+def test_logprobs_without_a_top_and_with_more_than_the_vocabulary() -> None:
+    ids, logprobs, ranks = gather_logprobs(LOGITS[None], torch.tensor([5]), 0)
+    assert (ids.tolist(), tuple(logprobs.shape), ranks.tolist()) == ([[5]], (1, 1), [7])
+    ids, logprobs, _ = gather_logprobs(LOGITS[None], torch.tensor([5]), 20)
+    assert ids.shape == logprobs.shape == (1, 8)
+
+
+def test_equal_logprobs_come_lowest_id_first() -> None:
+    logits = torch.zeros(1, 500)
+    logits[0, 100:] = -1.0
+    ids, _, _ = gather_logprobs(logits, torch.tensor([0]), 1)
+    assert ids[0, 1] < 100
+    logits[0, [40, 7, 300]] = 2.0
+    assert gather_logprobs(logits, torch.tensor([7]), 3)[0].tolist() == [[7, 7, 40, 300]]
+
+
+def test_logprobs_are_finite_even_where_a_logit_is_not() -> None:
+    logits = torch.tensor([[3e38, -3e38, 0.0], [-torch.inf, 1e30, 5.0]])
+    assert bool(gather_logprobs(logits, torch.tensor([1, 0]), 2)[1].isfinite().all())

@@ -1,0 +1,135 @@
+"""ChatTemplate against transformers' apply_chat_template, and the shape of `messages`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from procengine.chat_template import ChatTemplate
+from procengine.errors import InvalidRequestError, ModelError
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TOOLS_AND_LOOPS = """
+{{- bos_token }}
+{%- if tools %}
+    {%- for tool in tools %}
+        {{- tool | tojson }}
+        {{- tool | tojson(indent=2) }}
+    {%- endfor %}
+{%- endif %}
+{%- set seen = namespace(users=0) %}
+{%- for message in messages %}
+    {%- if message.role == 'skip' %}{% continue %}{% endif %}
+    {%- if message.role == 'stop' %}{% break %}{% endif %}
+    {%- if message.role == 'user' %}{% set seen.users = seen.users + 1 %}{% endif %}
+  {% generation %}
+  [{{ message.role }}] {{ message.content | trim }}{{ message.name | default('-') }}
+  {% endgeneration %}
+{%- endfor %}
+{{ seen.users }}{{ eos_token }}
+{% if add_generation_prompt %}[assistant]{% endif %}
+"""
+USER = {"role": "user", "content": "What is the capital of France?"}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "description": "é <b> & 日本 'q'", "parameters": {"b": 1, "a": None}},
+    }
+]
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [USER],
+    [{"role": "system", "content": " Be brief. "}, USER, {"role": "assistant", "content": "Paris."}, USER],
+    [
+        USER,
+        {"role": "skip", "content": "x"},
+        {"role": "user", "content": "<b>é</b>\n", "name": None},
+        {"role": "stop", "content": ""},
+    ],
+    [{"role": "user", "content": "{{ 7 * 7 }} {% raw %}", "name": "Ann"}],
+]
+
+
+@pytest.mark.parametrize("source", [CHATML, TOOLS_AND_LOOPS])
+@pytest.mark.parametrize("messages", CONVERSATIONS)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("prompt", [True, False])
+def test_equals_transformers(
+    source: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, prompt: bool
+) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    # As apply_chat_template does: keys that are null are not passed on.
+    turns = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    expected, _ = render_jinja_template(
+        conversations=[turns],
+        tools=tools,
+        chat_template=source,
+        add_generation_prompt=prompt,
+        bos_token="<s>",
+        eos_token="</s>",
+    )
+    assert ChatTemplate(source, "<s>", "</s>").render(messages, prompt, tools) == expected[0]
+
+
+def test_text_of_a_message_is_never_evaluated() -> None:
+    assert "{{ 7 * 7 }}" in ChatTemplate(CHATML).render([{"role": "user", "content": "{{ 7 * 7 }}"}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([], "messages must not be empty"),
+        ("hello", "messages must be a list, not str"),
+        ({"role": "user"}, "messages must be a list, not dict"),
+        (None, "messages must be a list, not NoneType"),
+        (["hello"], r"messages\[0\] must be an object, not str"),
+        ([USER, {"content": "x"}], r"messages\[1\]\.role is missing"),
+        ([USER, {"role": 3, "content": "x"}], r"messages\[1\]\.role must be a string, not int"),
+        ([{"role": "user"}], r"messages\[0\]\.content is missing"),
+        ([{"role": "user", "content": None}], r"messages\[0\]\.content must be a string, not NoneType"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\]\.content must be a string, not list"),
+        ([{"role": "user", "content": "x", "extra": object()}], "messages: a object is not JSON"),
+    ],
+)
+def test_wrong_messages_are_named(messages: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        ChatTemplate(CHATML).render(messages)
+
+
+def test_a_turn_that_only_calls_tools_needs_no_content() -> None:
+    source = "{% for m in messages %}{{ m.role }}:{{ m.content is defined }};{% endfor %}"
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+    assert ChatTemplate(source).render(messages) == "user:True;assistant:False;"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0]['content'] + 1 }}", "str"),
+        ("{{ messages[5].content }}", "no element 5"),
+        ("{{ 1 / 0 }}", "division"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ range(10000000) | length }}", "Range too big"),
+    ],
+)
+def test_what_a_template_refuses_is_an_invalid_request(source: str, reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"messages: .*{reason}"):
+        ChatTemplate(source).render([USER])
+
+
+def test_broken_template_is_a_model_error() -> None:
+    with pytest.raises(ModelError, match="line 2"):
+        ChatTemplate("ok\n{% for %}")
+
+
+def test_strftime_now() -> None:
+    assert re.fullmatch(r"\d{4}-\d\d", ChatTemplate("{{ strftime_now('%Y-%m') }}").render([USER]))

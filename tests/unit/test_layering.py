@@ -1,0 +1,154 @@
+"""Import direction: who may import whom. Read from the syntax tree, so that lazy imports count too."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What a module, and all below it, may import from ours. Modules that are not named are free.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "procengine.errors": (),
+    "procengine.config": (),
+    "procengine.messages": ("procengine.sampling_params",),
+    "procengine.kernels": ("procengine.kernels", "procengine.errors"),
+}
+
+# Who may import a module, or anything below it. Modules that are not named are free.
+IMPORTED_BY: dict[str, tuple[str, ...]] = {
+    "procengine.kernels": (
+        "procengine.kernels",
+        "procengine.models",
+        "procengine.runner",
+        "procengine.procs.worker",
+    ),
+    "procengine.models": ("procengine.models", "procengine.runner", "procengine.procs.worker"),
+    "procengine.runner": ("procengine.runner", "procengine.procs.worker"),
+}
+
+# Where torch may be named at all. "x*" stands for every module whose name begins with x.
+TORCH_IN = (
+    "procengine.kernels",
+    "procengine.models",
+    "procengine.runner*",
+    "procengine.procs.worker",
+)
+
+# Values in, values out: no clock, no input or output, no device, no process, no configuration object.
+PURE = (
+    "procengine.scheduler*",
+    "procengine.kv_cache",
+    "procengine.input_builder",
+    "procengine.stopping",
+    "procengine.detokenizer",
+    "procengine.stop_strings",
+)
+IMPURE = ("asyncio", "os", "procengine.config", "socket", "threading", "time", "torch", "zmq")
+
+# What a client, the CLI, the frontend and the output process load: fast to start and free of torch.
+TORCH_FREE = (
+    "procengine",
+    "procengine.client",
+    "procengine.cli.main",
+    "procengine.procs.frontend",
+    "procengine.procs.output",
+)
+
+
+def is_below(module: str, parents: tuple[str, ...]) -> bool:
+    """Whether `module` is one of `parents` or inside one; a parent "x*" takes every name that begins with x."""
+    return any(
+        module.startswith(parent[:-1]) if parent.endswith("*") else f"{module}.".startswith(f"{parent}.")
+        for parent in parents
+    )
+
+
+@cache
+def product_modules() -> dict[str, Path]:
+    """Dotted name -> file, each file once: procs/ and kernels/ are read where they stand, not through the links."""
+    modules = {}
+    for folder, package in (
+        ("procengine", "procengine"),
+        ("procs", "procengine.procs"),
+        ("kernels", "procengine.kernels"),
+    ):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            if not (folder == "procengine" and parts[0] in ("procs", "kernels")):
+                modules[".".join((package, *parts)).removesuffix(".__init__")] = path
+    return modules
+
+
+@cache
+def imports_of(module: str) -> frozenset[str]:
+    """Dotted names that the file of `module` imports, with "from a import b" read as a.b where that is a module."""
+    return frozenset(_imports(ast.parse(product_modules()[module].read_text(encoding="utf-8"))))
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None, "relative import (ruff TID252 bans them)"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in product_modules() else node.module
+
+
+def offenders(importers: Iterator[str], banned: tuple[str, ...]) -> list[str]:
+    return [f"{module} imports {name}" for module in importers for name in imports_of(module) if is_below(name, banned)]
+
+
+def test_product_modules_are_found() -> None:
+    assert {"procengine.errors", "procengine.config", "procengine.kernels.backends"} <= set(product_modules())
+
+
+@pytest.mark.parametrize("owner", MAY_IMPORT)
+def test_module_imports_only_what_it_may(owner: str) -> None:
+    found = [
+        f"{module} imports {name}"
+        for module in product_modules()
+        if is_below(module, (owner,))
+        for name in imports_of(module)
+        if is_below(name, ("procengine",)) and not is_below(name, (owner, *MAY_IMPORT[owner]))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("target", IMPORTED_BY)
+def test_module_is_imported_only_by_those_above_it(target: str) -> None:
+    importers = (module for module in product_modules() if not is_below(module, IMPORTED_BY[target]))
+    assert offenders(importers, (target,)) == []
+
+
+def test_torch_is_imported_on_the_device_side_only() -> None:
+    importers = (module for module in product_modules() if not is_below(module, TORCH_IN))
+    assert offenders(importers, ("torch",)) == []
+
+
+def test_pure_middle_imports_nothing_impure() -> None:
+    importers = (module for module in product_modules() if is_below(module, PURE))
+    assert offenders(importers, IMPURE) == []
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_import_loads_neither_torch_nor_transformers(module: str, tmp_path: Path) -> None:
+    code = f"import sys, {module}\nprint(*sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("module", product_modules())
+def test_module_says_what_it_is(module: str) -> None:
+    tree = ast.parse(product_modules()[module].read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree), f"{product_modules()[module].relative_to(ROOT)} has no module docstring"
