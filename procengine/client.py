@@ -29,10 +29,10 @@ from procengine.client_bodies import (
     prompt_list,
     prompt_text,
 )
-from procengine.client_core import ClientCore, Pending, dead_group_error
+from procengine.client_core import ClientCore, OnEnd, Pending, dead_group_error
 from procengine.client_link import ClientLink
-from procengine.errors import EngineDeadError
-from procengine.groups import GroupInfo, find_group, is_alive
+from procengine.errors import EngineDeadError, ProcengineError
+from procengine.groups import GroupInfo, find_group, is_gone
 from procengine.messages import Attached, Embedding, Stats, Welcome
 from procengine.outputs import (
     EmbeddingOutput,
@@ -190,7 +190,7 @@ class Client:
     def embed(self, prompt: list[str] | list[list[int]] | list[Prompt]) -> list[EmbeddingOutput]: ...
 
     def embed(self, prompt: Prompts) -> EmbeddingOutput | list[EmbeddingOutput]:
-        """The vector of a text or a list of token ids; for a list of prompts, a list of vectors. Raises as `generate`."""
+        """The vector of a text or of token ids; for a list of prompts, a list of vectors. Raises as `generate`."""
         prompts, is_list = prompt_list(prompt)
         results = self.embed_bodies([prompt_body(one) for one in prompts])
         return results if is_list else results[0]
@@ -210,8 +210,8 @@ class Client:
         """Close the connection. Requests still running are aborted."""
         for request_id in self._core.running_ids():
             self._send(self._core.abort(request_id))
-        self._core.die(EngineDeadError("the client is closed"))
-        self._link.close()
+        self._core.die(ProcengineError("the client is closed"))
+        self._link.close(linger=not is_gone(self._group))
 
     def __enter__(self) -> Self:
         return self
@@ -249,7 +249,7 @@ class Client:
         batch = _Batch(on_end)
         try:
             for body, request_id in zip(bodies, request_ids or [None] * len(bodies), strict=True):
-                batch.add(self._submit(workflow, body, request_id))
+                batch.members.append(self._submit(workflow, body, request_id, batch.take_end))
             self._wait_until(batch.is_settled)
             for pending in batch.members:
                 pending.raise_error()
@@ -258,8 +258,8 @@ class Client:
                 self._abandon(pending)
         return batch.members
 
-    def _submit(self, workflow: str, body: Body, request_id: str | None) -> Pending:
-        pending, frame = self._core.submit(workflow, body, request_id)
+    def _submit(self, workflow: str, body: Body, request_id: str | None, on_end: OnEnd | None = None) -> Pending:
+        pending, frame = self._core.submit(workflow, body, request_id, on_end)
         self._send(frame)
         return pending
 
@@ -302,7 +302,7 @@ class Client:
         frames = self._link.receive(_LIVENESS_MS)
         for frame in frames:
             self._core.receive(frame)
-        if not frames and self._core.has_pending and not _is_group_alive(self._group):
+        if not frames and self._core.has_pending and is_gone(self._group):
             self._core.die(dead_group_error(self._group.name))
 
 
@@ -311,22 +311,20 @@ class _Batch:
 
     def __init__(self, on_end: Callable[[], object] | None) -> None:
         self.members: list[Pending] = []
-        self._num_settled = 0  # members before this one are done
+        self._num_ended = 0
+        self._has_failed = False
         self._on_end = on_end
 
-    def add(self, pending: Pending) -> None:
-        self.members.append(pending)
-        pending.on_end = self._on_end
-        if pending.is_done and self._on_end is not None:
-            self._on_end()  # it ended before anyone could tell us
+    def take_end(self, pending: Pending) -> None:
+        """A member has ended; called by whoever receives."""
+        self._num_ended += 1
+        self._has_failed |= pending.error is not None
+        if self._on_end is not None:
+            self._on_end()
 
     def is_settled(self) -> bool:
-        """Whether all are done, or one has failed. Looks at each member once in all, not once a call."""
-        while self._num_settled < len(self.members) and self.members[self._num_settled].is_done:
-            if self.members[self._num_settled].error is not None:
-                return True
-            self._num_settled += 1
-        return self._num_settled == len(self.members)
+        """Whether all have ended, or one has failed."""
+        return self._has_failed or self._num_ended == len(self.members)
 
 
 def _wait_handshake(link: ClientLink, core: ClientCore, question: Pending, group: GroupInfo) -> None:
@@ -337,11 +335,7 @@ def _wait_handshake(link: ClientLink, core: ClientCore, question: Pending, group
             core.receive(frame)
         if frames:
             continue
-        if not _is_group_alive(group):
+        if is_gone(group):
             raise dead_group_error(group.name)
         if time.monotonic() > deadline:
             raise EngineDeadError(f"group {group.name!r} does not answer within {_CONNECT_TIMEOUT_S:g} s")
-
-
-def _is_group_alive(group: GroupInfo) -> bool:
-    return not group.run_dir or is_alive(group.run_dir)

@@ -43,9 +43,11 @@ from procengine.messages import (
     encode,
 )
 
-__all__ = ["ClientCore", "Pending", "dead_group_error"]
+__all__ = ["ClientCore", "OnEnd", "OnItem", "Pending", "dead_group_error"]
 
 Item: TypeAlias = Delta | Embedding | Welcome | Attached | Stats
+OnEnd: TypeAlias = Callable[["Pending"], object]
+OnItem: TypeAlias = Callable[[], object]
 _AnswerT = TypeVar("_AnswerT", bound=Item)
 
 
@@ -54,13 +56,13 @@ class Pending:
 
     __slots__ = ("error", "is_done", "items", "on_end", "on_item", "request_id")
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, on_end: OnEnd | None = None, on_item: OnItem | None = None) -> None:
         self.request_id = request_id
         self.items: deque[Item] = deque()  # the owner may take items out while others come in
         self.is_done = False
         self.error: ProcengineError | None = None
-        self.on_item: Callable[[], object] | None = None
-        self.on_end: Callable[[], object] | None = None
+        self.on_item = on_item
+        self.on_end = on_end
 
     def take_deltas(self) -> list[Delta]:
         """All deltas that are here now, oldest first; afterwards they are not here any more."""
@@ -106,21 +108,28 @@ class ClientCore:
         """Ids of the requests under way."""
         return list(self._requests)
 
-    def hello(self) -> tuple[Pending, bytes]:
+    def hello(self, on_end: OnEnd | None = None) -> tuple[Pending, bytes]:
         """Introduce the client to the frontend; the answer is a Welcome."""
-        return self._ask(), encode(Hello(PROTOCOL_VERSION))
+        return self._ask(on_end), encode(Hello(PROTOCOL_VERSION))
 
-    def attach(self) -> tuple[Pending, bytes]:
+    def attach(self, on_end: OnEnd | None = None) -> tuple[Pending, bytes]:
         """Introduce the client to the output process; the answer is an Attached."""
-        return self._ask(), encode(Attach(PROTOCOL_VERSION))
+        return self._ask(on_end), encode(Attach(PROTOCOL_VERSION))
 
-    def get_stats(self, *, reset: bool) -> tuple[Pending, bytes]:
+    def get_stats(self, *, reset: bool, on_end: OnEnd | None = None) -> tuple[Pending, bytes]:
         """Ask for the counters; the answer is a Stats."""
         self._raise_if_dead()
-        return self._ask(), encode(GetStats(reset))
+        return self._ask(on_end), encode(GetStats(reset))
 
-    def submit(self, workflow: str, body: Body, request_id: str | None = None) -> tuple[Pending, bytes]:
-        """Enter a request into the table and encode it.
+    def submit(
+        self,
+        workflow: str,
+        body: Body,
+        request_id: str | None = None,
+        on_end: OnEnd | None = None,
+        on_item: OnItem | None = None,
+    ) -> tuple[Pending, bytes]:
+        """Enter a request into the table and encode it. `receive` calls `on_item` for each item but the last.
 
         Raises:
             InvalidRequestError: it cannot be sent, is too large, or its id is in use.
@@ -131,7 +140,7 @@ class ClientCore:
         frame = encode(Submit(request_id, workflow, msgspec.Raw(encode_body(body))))
         if len(frame) > self._max_request_bytes:
             raise InvalidRequestError(_too_large(body, len(frame), self._max_request_bytes))
-        pending = self._requests[request_id] = Pending(request_id)
+        pending = self._requests[request_id] = Pending(request_id, on_end, on_item)
         return pending, frame
 
     def abort(self, request_id: str) -> bytes | None:
@@ -206,10 +215,10 @@ class ClientCore:
         pending.error = error
         pending.is_done = True
         if pending.on_end is not None:
-            pending.on_end()
+            pending.on_end(pending)
 
-    def _ask(self) -> Pending:
-        question = Pending("")
+    def _ask(self, on_end: OnEnd | None) -> Pending:
+        question = Pending("", on_end)
         self._questions.append(question)
         return question
 

@@ -69,15 +69,12 @@ class ClientLink:
                 _drain(source, frames)
         return frames
 
-    def close(self) -> None:
-        """Close the sockets; what was queued is still sent."""
+    def close(self, *, linger: bool = True) -> None:
+        """Close the sockets. What was queued is still sent, unless it is known that nobody is there (`linger`)."""
         if self._context.closed:
             return
         self.flush()
-        self._frontend.close()
-        if self._output is not None:
-            self._output.close()
-        self._context.term()
+        self._context.destroy(linger=None if linger else 0)
         os.close(self._wake)
 
 

@@ -61,7 +61,7 @@ class Engine:
         return (client, request_id) in self._key_by_id
 
     def accept(
-        self, workflow: str, body: Any, token_ids: list[int], client: bytes, request_id: str, seed: int  # noqa: ANN401
+        self, workflow: str, body: Any, token_ids: list[int], client: bytes, request_id: str, seed: int
     ) -> Register:
         """Take a request on; the output process must hear of it before any step that holds it is sent.
 

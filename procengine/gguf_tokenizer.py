@@ -128,15 +128,24 @@ def _control_ids_named(metadata: Mapping[str, Any], names: frozenset[str]) -> li
 
 
 def _read_vocab(metadata: Mapping[str, Any], source: str) -> dict[str, int]:
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if tokens is None or isinstance(tokens, str) or len(tokens) == 0:
-        raise ModelError(f"{source}: tokenizer.ggml.tokens is missing or empty")
+    tokens = _strings(metadata, "tokenizer.ggml.tokens", source)
+    if not tokens:
+        raise ModelError(f"{source}: tokenizer.ggml.tokens is empty")
     vocab: dict[str, int] = {}
     for token_id, token in enumerate(tokens):
         text = token or f"[EMPTY_{token_id}]"  # llama.cpp's name for such holes
         if vocab.setdefault(text, token_id) != token_id:
             raise ModelError(f"{source}: token {text!r} is in the vocabulary twice ({vocab[text]} and {token_id})")
     return vocab
+
+
+def _strings(metadata: Mapping[str, Any], key: str, source: str) -> list[str]:
+    strings = metadata.get(key)
+    if strings is None:
+        raise ModelError(f"{source}: {key} is missing")
+    if isinstance(strings, str | int | float) or not all(isinstance(string, str) for string in strings):
+        raise ModelError(f"{source}: {key} is not an array of strings")
+    return list(strings)
 
 
 def _byte_level_bpe(vocab: dict[str, int], metadata: Mapping[str, Any], source: str) -> tuple[Tokenizer, bool]:
@@ -175,9 +184,7 @@ def _pre_tokenizer(split: _Split) -> pre_tokenizers.PreTokenizer:
 
 
 def _read_merges(metadata: Mapping[str, Any], vocab: dict[str, int], source: str) -> list[tuple[str, str]]:
-    lines = metadata.get("tokenizer.ggml.merges")
-    if lines is None or isinstance(lines, str):
-        raise ModelError(f"{source}: tokenizer.ggml.merges is missing")
+    lines = _strings(metadata, "tokenizer.ggml.merges", source)
     merges: list[tuple[str, str]] = []
     for index, line in enumerate(lines):
         left, _, right = line[1:].partition(" ")  # from the second character on: a merge may start with a space

@@ -15,7 +15,7 @@ import msgspec
 from procengine.errors import GroupNotFoundError
 from procengine.paths import run_root, running_group_dirs, socket_path
 
-__all__ = ["GroupInfo", "find_group", "is_alive", "running_groups"]
+__all__ = ["GroupInfo", "find_group", "is_alive", "is_gone", "running_groups"]
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +45,11 @@ def is_alive(run_dir: str | Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def is_gone(group: GroupInfo) -> bool:
+    """Whether a group is known to have ended. Of one that runs elsewhere nothing is known."""
+    return bool(group.run_dir) and not is_alive(group.run_dir)
 
 
 def running_groups(root: Path | None = None) -> list[GroupInfo]:

@@ -6,6 +6,8 @@ operations, whatever the batch size.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,12 +22,23 @@ __all__ = ["InputBuilder"]
 Int32s = NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class _Unchanged:
+    """What follows from the rows alone. The scheduler gives the same array while no row comes or goes."""
+
+    slots: Int32s
+    references: Int32s  # -1 - slot
+    features: int
+    num_logprobs: int
+
+
 class InputBuilder:
     """Encodes the steps of one worker. The payload is valid until the next `build`."""
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._count = np.arange(max_num_seqs + 1, dtype=np.int32)
         self._buffer = np.empty(8 * max_num_seqs + 2 * max_num_batched_tokens + 1024, np.int32)
+        self._unchanged = _Unchanged(self._count[:0], self._count[:0], 0, -1)
 
     def build(self, plan: StepPlan, table: SlotTable, *, step_id: int, epoch: int) -> tuple[StepInput, Int32s]:
         """Header and payload (int32 [n]) of `plan`, whose rows `table` describes."""
@@ -38,6 +51,11 @@ class InputBuilder:
             sections["row_steps"] = plan.row_steps
         payload, sizes = self._pack(sections)
         slots, query_start_loc = sections["slots"], sections["query_start_loc"]
+        features, num_logprobs = self._unchanged.features, self._unchanged.num_logprobs
+        if slots is not self._unchanged.slots:
+            features = int(np.bitwise_or.reduce(table.features[slots]))
+            num_logprobs = int(table.num_logprobs[slots].max())
+            self._unchanged = _Unchanged(slots, -1 - slots, features, num_logprobs)
         header = StepInput(
             step_id=step_id,
             epoch=epoch,
@@ -48,20 +66,22 @@ class InputBuilder:
             decode_steps=plan.decode_steps,
             max_query_len=max((chunk.token_ids.size for chunk in plan.chunks), default=1),
             max_seq_len=int(sections["seq_lens"].max()),
-            features=int(np.bitwise_or.reduce(table.features[slots])),
-            num_logprobs=int(table.num_logprobs[slots].max()),
+            features=features,
+            num_logprobs=num_logprobs,
             sizes=sizes,
         )
         return header, payload
 
     def _decode_rows(self, plan: StepPlan) -> dict[str, Int32s]:
         count = plan.decode_slots.size
+        is_unchanged = plan.decode_slots is self._unchanged.slots
+        references = self._unchanged.references if is_unchanged else -1 - plan.decode_slots
         return {
             "slots": plan.decode_slots,
             "query_start_loc": self._count[: count + 1],
             "seq_lens": plan.decode_positions + 1,
             "sample_rows": self._count[:count],
-            "input_ids": -1 - plan.decode_slots,
+            "input_ids": references,
             "positions": plan.decode_positions,
         }
 
@@ -77,7 +97,9 @@ class InputBuilder:
             "seq_lens": starts + lengths,
             "sample_rows": sampling,
             "input_ids": np.concatenate([chunk.token_ids for chunk in chunks]),
-            "positions": np.concatenate([np.arange(s, s + n, dtype=np.int32) for s, n in zip(starts, lengths, strict=True)]),
+            "positions": np.concatenate(
+                [np.arange(s, s + n, dtype=np.int32) for s, n in zip(starts, lengths, strict=True)]
+            ),
         }
         return {name: np.concatenate((head, tails[name])) for name, head in sections.items()}
 
@@ -100,7 +122,9 @@ def _slot_row(request: Request) -> list[int]:
 
 def _block_updates(plan: StepPlan) -> Int32s:
     """int32 [updates * 3], triples (slot, index, block)."""
-    columns = [np.concatenate([getattr(u, name) for u in plan.block_updates]) for name in ("slots", "indices", "blocks")]
+    columns = [
+        np.concatenate([getattr(u, name) for u in plan.block_updates]) for name in ("slots", "indices", "blocks")
+    ]
     triples = np.stack(columns, axis=1)
     assert triples.shape[1] == BLOCK_UPDATE_WIDTH
     return triples.ravel()

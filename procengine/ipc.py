@@ -12,17 +12,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import zmq
+from numpy.typing import NDArray
 
-__all__ = ["HEARTBEAT_MS", "UNREACHABLE", "SocketReader", "bind", "connect", "make_context", "send_routed"]
+__all__ = ["Frames", "SocketReader", "bind", "connect", "has_message", "make_context", "send_frames", "send_routed"]
 
-HEARTBEAT_MS: Final = 0  # ipc peers: the kernel reports a closed socket at once, heartbeats would only wake idle processes
+Frames = tuple[bytes, "bytes | NDArray[np.int32]"]  # a header and its payload
+
+# Plain integers: an operation on pyzmq's flag enums costs a microsecond, and these are used several times a step.
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_SNDMORE: Final = int(zmq.SNDMORE)
+_SNDMORE_NOBLOCK: Final = _SNDMORE | _NOBLOCK
+_UNREACHABLE: Final = (zmq.EHOSTUNREACH, zmq.EAGAIN)
+_HEARTBEAT_MS: Final = 0  # ipc peers: the kernel reports a closed socket, heartbeats would only wake idle processes
 _LINGER_MS: Final = 1000
 _HANDSHAKE_MS: Final = 10_000
 _BACKSTOP_BYTES: Final = 1 << 30
-UNREACHABLE: Final = (zmq.EHOSTUNREACH, zmq.EAGAIN)
 
 
 def make_context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -59,7 +69,7 @@ def _make(context: zmq.Context[zmq.Socket[bytes]], kind: int, max_message_bytes:
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     if kind == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects under its identity replaces the old pipe
@@ -69,12 +79,25 @@ def _make(context: zmq.Context[zmq.Socket[bytes]], kind: int, max_message_bytes:
 def send_routed(router: zmq.Socket[bytes], identity: bytes, message: bytes) -> bool:
     """Send to one peer of a ROUTER without blocking. False: the peer is gone."""
     try:
-        router.send_multipart((identity, message), zmq.NOBLOCK)
+        router.send(identity, _SNDMORE_NOBLOCK)
+        router.send(message, _NOBLOCK)
     except zmq.ZMQError as error:
-        if error.errno in UNREACHABLE:
+        if error.errno in _UNREACHABLE:
             return False
         raise
     return True
+
+
+def send_frames(socket: zmq.Socket[bytes], frames: Frames) -> None:
+    """Send a header and its payload as one message; both are copied."""
+    socket.send(frames[0], _SNDMORE)
+    payload: Any = frames[1]  # pyzmq's stubs do not know that an array is a buffer
+    socket.send(payload)
+
+
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message can be received now."""
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
 
 
 class SocketReader:
@@ -96,7 +119,8 @@ class SocketReader:
         self._on_message = on_message
         self._after_drain = after_drain
         self._is_poked = False
-        loop.add_reader(socket.getsockopt(zmq.FD), self._drain)
+        self._fd = int(socket.getsockopt(zmq.FD))
+        loop.add_reader(self._fd, self._drain)
         self.poke()  # messages may have come before the descriptor was watched
 
     def poke(self) -> None:
@@ -107,14 +131,14 @@ class SocketReader:
 
     def close(self) -> None:
         """Stop watching; the socket itself stays open."""
-        self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+        self._loop.remove_reader(self._fd)
 
     def _drain(self) -> None:
         self._is_poked = False
         socket, on_message = self._socket, self._on_message
         got_any = False
-        while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
-            on_message(socket.recv_multipart(zmq.NOBLOCK))
+        while has_message(socket):
+            on_message(socket.recv_multipart(_NOBLOCK))
             got_any = True
         if got_any and self._after_drain is not None:
             self._after_drain()

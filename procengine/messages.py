@@ -8,6 +8,7 @@ cuts those frames into named sections.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, dataclass_transform
 
 import msgspec
@@ -52,11 +53,11 @@ __all__ = [
     "WorkerReady",
     "decode_from_client",
     "decode_from_control_peer",
+    "decode_from_frontend",
     "decode_from_output",
     "decode_from_output_peer",
     "decode_from_supervisor",
     "decode_from_worker",
-    "decode_register_side",
     "decode_status",
     "decode_step",
     "decode_to_client",
@@ -318,6 +319,11 @@ class EmbedResult(_Message, tag="embed_result"):
     busy_ns: int
     sizes: tuple[int, ...]
 
+    @property
+    def is_last(self) -> bool:
+        """An embed step has one result."""
+        return True
+
 
 # --- supervisor <-> its children and the command line ---------------------------------------------------------------
 
@@ -399,13 +405,23 @@ class Status(_Message, tag="status"):
 
 encode = msgspec.msgpack.Encoder().encode
 
-decode_from_client = msgspec.msgpack.Decoder(Hello | Submit | Abort | GetStats).decode
-decode_from_output_peer = msgspec.msgpack.Decoder(Attach).decode
-decode_to_client = msgspec.msgpack.Decoder(Welcome | Rejected | Stats | Attached | Outputs).decode
-decode_register_side = msgspec.msgpack.Decoder(Register | Admitted | Finish | Replay).decode
-decode_from_output = msgspec.msgpack.Decoder(TextStop | ClientGone | Resync).decode
-decode_step = msgspec.msgpack.Decoder(StepInput | EmbedInput).decode
-decode_from_worker = msgspec.msgpack.Decoder(WorkerReady | StepResult | EmbedResult).decode
-decode_from_supervisor = msgspec.msgpack.Decoder(Query | Drain | Shutdown).decode
-decode_from_control_peer = msgspec.msgpack.Decoder(Ready | Failed | ChildStats | Drained | GetStatus).decode
-decode_status = msgspec.msgpack.Decoder(Status).decode
+FromClient = Hello | Submit | Abort | GetStats
+ToClient = Welcome | Rejected | Stats | Attached | Outputs
+FromFrontend = Register | Admitted | Finish | Replay
+FromOutput = TextStop | ClientGone | Resync
+Step = StepInput | EmbedInput
+FromWorker = WorkerReady | StepResult | EmbedResult
+FromSupervisor = Query | Drain | Shutdown
+FromControlPeer = Ready | Failed | ChildStats | Drained | GetStatus
+
+
+decode_from_client: Callable[[bytes], FromClient] = msgspec.msgpack.Decoder(FromClient).decode
+decode_from_output_peer: Callable[[bytes], Attach] = msgspec.msgpack.Decoder(Attach).decode
+decode_to_client: Callable[[bytes], ToClient] = msgspec.msgpack.Decoder(ToClient).decode
+decode_from_frontend: Callable[[bytes], FromFrontend] = msgspec.msgpack.Decoder(FromFrontend).decode
+decode_from_output: Callable[[bytes], FromOutput] = msgspec.msgpack.Decoder(FromOutput).decode
+decode_step: Callable[[bytes], Step] = msgspec.msgpack.Decoder(Step).decode
+decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
+decode_from_supervisor: Callable[[bytes], FromSupervisor] = msgspec.msgpack.Decoder(FromSupervisor).decode
+decode_from_control_peer: Callable[[bytes], FromControlPeer] = msgspec.msgpack.Decoder(FromControlPeer).decode
+decode_status: Callable[[bytes], Status] = msgspec.msgpack.Decoder(Status).decode

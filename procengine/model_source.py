@@ -12,7 +12,7 @@ import hashlib
 import math
 import struct
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -92,14 +92,23 @@ def _from_pulled(name: str, home: Path) -> ModelConfig:
 
 
 def _from_folder(name: str, folder: Path, home: Path) -> ModelConfig:
-    if (folder / "config.json").is_file():
-        return _HuggingFaceFolder(name, folder).resolve()
     found = sorted(folder.glob("*.gguf"))
+    # Folders of GGUF files often carry the config.json of the model that they were made from.
+    if (folder / "config.json").is_file() and (any(folder.glob("*.safetensors")) or not found):
+        return _checked(_HuggingFaceFolder(name, folder).resolve, folder)
     if len(found) == 1:
         return _from_gguf(name, found[0], home)
     if found:
         raise ModelError(f"{folder} holds several GGUF files, name one: {', '.join(path.name for path in found)}")
     raise ModelError(f"{folder}: there is neither a config.json nor a .gguf file in it")
+
+
+def _checked(read: Callable[[], ModelConfig], path: Path) -> ModelConfig:
+    """What `read` returns, with every field of the type it is declared to have: the files may hold anything."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(read()), ModelConfig)
+    except (msgspec.ValidationError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path}: a value in its configuration has the wrong type: {error}") from error
 
 
 # Hugging Face folders
@@ -414,7 +423,7 @@ def _cache_key(path: Path) -> str:
 def _read_cached(folder: Path) -> ModelConfig | None:
     try:
         cached = msgspec.json.decode((folder / "model.json").read_bytes(), type=ModelConfig)
-    except (FileNotFoundError, msgspec.DecodeError):  # absent, or written by another version: made anew
+    except (OSError, msgspec.DecodeError):  # absent, or written by another version: made anew
         return None
     return cached if (folder / "tokenizer.json").is_file() else None
 
@@ -425,7 +434,7 @@ def _convert(path: Path, folder: Path) -> ModelConfig:
     from procengine.gguf_tokenizer import build_tokenizer
 
     file = GGUFFile(path)
-    config = _GGUFFacts(file).resolve()
+    config = _checked(_GGUFFacts(file).resolve, path)
     tokenizer = build_tokenizer(file.metadata, str(path)).to_str()
     try:
         folder.mkdir(parents=True, exist_ok=True)

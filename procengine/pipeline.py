@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
+from procengine.scheduler.counters import SchedulerCounters
 
 __all__ = ["AnyRequest", "Pipeline", "PlannedStep", "Planner"]
 
@@ -45,11 +46,13 @@ class Planner(Protocol):
     @property
     def num_unfinished(self) -> int: ...
     @property
+    def counters(self) -> SchedulerCounters: ...
+    @property
     def wants_late_plan(self) -> bool: ...
-    def add(self, request: Any) -> None: ...  # noqa: ANN401 - each workflow has its own request type
-    def finish(self, request: Any) -> None: ...  # noqa: ANN401
+    def add(self, request: Any) -> None: ...
+    def finish(self, request: Any) -> None: ...
     def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None: ...
-    def apply(self, sent: object, header: Any, payload: NDArray[np.int32]) -> list[tuple[Any, str]]: ...  # noqa: ANN401
+    def apply(self, sent: object, header: Any, payload: NDArray[np.int32]) -> list[tuple[Any, str]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,6 @@ class Pipeline:
             return []  # of a worker that is gone
         oldest = self._in_flight[0]
         assert header.step_id == oldest.step_id, f"result of step {header.step_id}, expected {oldest.step_id}"
-        if not isinstance(header, StepResult) or header.is_last:
+        if header.is_last:
             self._in_flight.popleft()
         return oldest.planner.apply(oldest.sent, header, payload)

@@ -35,7 +35,7 @@ _GIB = 1 << 30
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user may set. None means "auto": decided by `resolve` from the model, the machine and the other options."""
+    """What a user may set. None is "auto": `resolve` decides it from the model, the machine and the other options."""
 
     model: str
     name: str | None = None
@@ -151,7 +151,7 @@ def _group(args: EngineArgs, model: ModelConfig) -> GroupConfig:
     name = args.name or _name_from(model.name)
     if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_MAX_NAME_LENGTH - 1}}}", name):
         raise ConfigError(
-            f"name: must be 1 to {_MAX_NAME_LENGTH} letters, digits, '.', '_' or '-', and start with a letter or digit; "
+            f"name: must be 1 to {_MAX_NAME_LENGTH} letters, digits, '.', '_' or '-' and start with a letter or digit, "
             f"got {name!r}"
         )
     return GroupConfig(

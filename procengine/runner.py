@@ -71,7 +71,14 @@ class GenerateRunner:
     """Runs steps in the order given. One per device."""
 
     def __init__(
-        self, model: LlamaModel, cache: KVCache, *, max_num_seqs: int, max_model_len: int, depth: int, device: torch.device
+        self,
+        model: LlamaModel,
+        cache: KVCache,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        depth: int,
+        device: torch.device,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -109,9 +116,7 @@ class GenerateRunner:
         start_loc = on_device["query_start_loc"]
         is_decode_only = header.num_tokens == header.num_rows
         token_slots = (
-            slots
-            if is_decode_only
-            else torch.repeat_interleave(slots, start_loc.diff(), output_size=header.num_tokens)
+            slots if is_decode_only else torch.repeat_interleave(slots, start_loc.diff(), output_size=header.num_tokens)
         )
         samples_all = header.num_samples == header.num_rows
         sample_rows = None if samples_all else on_device["sample_rows"].long()
@@ -240,7 +245,7 @@ def _cut(sizes: tuple[int, ...], payload: Tensor) -> dict[str, Tensor]:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on the host from pages that the kernel hands out when they are first written, so an idle pool costs nothing."""
+    """Zeros; on the host from pages that come into being when they are first written, so an idle pool costs nothing."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = int(np.prod(shape)) * dtype.itemsize

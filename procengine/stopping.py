@@ -31,9 +31,7 @@ class FinishLimits(NamedTuple):
     stop_token_ids: NDArray[np.int32]
 
 
-def check_finish(
-    token_ids: NDArray[np.int32], positions: NDArray[np.int32], limits: FinishLimits
-) -> NDArray[np.int8]:
+def check_finish(token_ids: NDArray[np.int32], positions: NDArray[np.int32], limits: FinishLimits) -> NDArray[np.int8]:
     """Whether each row's new token ends its sequence.
 
     Args:
@@ -44,6 +42,8 @@ def check_finish(
     Returns:
         int8 [n]: NOT_FINISHED, STOP or LENGTH. A stop token at the last position is a STOP.
     """
-    codes = np.where(positions + 1 >= limits.end_positions, LENGTH, NOT_FINISHED).astype(np.int8)
-    codes[(limits.stop_token_ids == token_ids[:, None]).any(axis=1)] = STOP
+    codes = (positions + 1 >= limits.end_positions).view(np.int8) * np.int8(LENGTH)
+    is_stop = limits.stop_token_ids == token_ids[:, None]
+    if is_stop.any():  # rare: the reduction by row is the dear part
+        codes[is_stop.any(axis=1)] = STOP
     return codes

@@ -3,8 +3,8 @@
 Owns: per request, the text state, the stop strings, how many tokens were taken in. Never does: touch a socket.
 
 Results are taken in one by one and come out together (`take_deltas`), so that a process that fell behind merges what it
-missed into one delta a request. A position seen twice is dropped; a gap is reported, for the frontend to replay. A result
-that overtakes its request's Register (they come over different sockets) is kept until the Register is here.
+missed into one delta a request. A position seen twice is dropped; a gap is reported, for the frontend to replay. A
+result that overtakes its request's Register (they come over different sockets) is kept until the Register is here.
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ class TokenizeQueue:
         results: list[list[int] | ProcengineError] = [t if isinstance(t, ProcengineError) else [] for t in texts]
         # A chat template writes the special tokens itself; a raw text gets the tokenizer's.
         for is_chat in (False, True):
-            rows = [at for at, (p, _) in enumerate(jobs) if isinstance(p, list) == is_chat and isinstance(texts[at], str)]
+            rows = [
+                at for at, (p, _) in enumerate(jobs) if isinstance(p, list) == is_chat and isinstance(texts[at], str)
+            ]
             ids = self._tokenizer.encode_batch([str(texts[at]) for at in rows], add_special_tokens=not is_chat)
             for at, token_ids in zip(rows, ids, strict=True):
                 results[at] = token_ids

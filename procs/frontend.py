@@ -29,7 +29,6 @@ from procengine.messages import (
     ClientGone,
     Drain,
     Drained,
-    EmbedResult,
     GetStats,
     Hello,
     Query,
@@ -37,7 +36,6 @@ from procengine.messages import (
     Resync,
     Shutdown,
     Stats,
-    StepResult,
     Submit,
     TextStop,
     Welcome,
@@ -102,7 +100,7 @@ class Frontend:
             admitted = admitted_message(step)
             if admitted is not None:
                 self._to_output.send(encode(admitted))
-            self._to_workers[rank].send_multipart((encode(step.header), step.payload))
+            ipc.send_frames(self._to_workers[rank], (encode(step.header), step.payload))
             now_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
             self._stats.step_sent(rank, step.header.step_id, step.is_steady, cpu_ns, now_ns)
         if self._is_draining and not self._engine.num_unfinished and not self._tokenizing:
@@ -110,16 +108,12 @@ class Frontend:
             self._is_draining = False
 
     def _on_result(self, frames: list[bytes]) -> None:
-        match decode_from_worker(frames[0]):
-            case StepResult() as header:
-                is_last = header.is_last
-            case EmbedResult() as header:
-                is_last = True
-            case WorkerReady(rank, _, num_blocks):
-                self._add_worker(rank, num_blocks)
-                return
+        header = decode_from_worker(frames[0])
+        if isinstance(header, WorkerReady):
+            self._add_worker(header.rank, header.num_blocks)
+            return
         now_ns = time.monotonic_ns()
-        self._stats.result_received(header.rank, header.step_id, is_last, header.busy_ns, now_ns)
+        self._stats.result_received(header.rank, header.step_id, header.is_last, header.busy_ns, now_ns)
         assert self._engine is not None
         self._engine.apply(header, np.frombuffer(frames[1], np.int32))
 
@@ -209,13 +203,13 @@ class Frontend:
         if self._engine.num_unfinished + len(self._tokenizing) >= config.limits.max_queued_requests:
             raise OverloadedError(f"max_queued_requests: {config.limits.max_queued_requests} requests are unfinished")
 
-    def _decode_body(self, message: Submit) -> Any:  # noqa: ANN401 - its type is the workflow's
+    def _decode_body(self, message: Submit) -> Any:
         try:
             return self._parts[message.workflow].decode_body(message.body)
         except msgspec.DecodeError as error:
             raise InvalidRequestError(_without_path_root(str(error))) from error
 
-    def _on_tokens(self, client: bytes, message: Submit, body: Any, tokens: list[int] | ProcengineError) -> None:  # noqa: ANN401
+    def _on_tokens(self, client: bytes, message: Submit, body: Any, tokens: list[int] | ProcengineError) -> None:
         was_aborted = self._tokenizing.pop((client, message.request_id))
         if isinstance(tokens, ProcengineError):
             self._reject(client, message.request_id, tokens)
@@ -225,7 +219,7 @@ class Frontend:
                 self._on_abort(client, message.request_id)
         self._loop.call_soon(self._pump)  # soon, not now: the rest of the batch joins the same step
 
-    def _accept(self, client: bytes, message: Submit, body: Any, token_ids: list[int]) -> None:  # noqa: ANN401
+    def _accept(self, client: bytes, message: Submit, body: Any, token_ids: list[int]) -> None:
         assert self._engine is not None
         try:
             register = self._engine.accept(

@@ -39,10 +39,10 @@ from procengine.messages import (
     StepResult,
     TextStop,
     WorkerReady,
+    decode_from_frontend,
     decode_from_output_peer,
     decode_from_supervisor,
     decode_from_worker,
-    decode_register_side,
     encode,
 )
 from procengine.text_outputs import TextOutputs
@@ -74,7 +74,7 @@ class Output:
         child.say_ready({})
 
     def _on_frontend(self, frames: list[bytes]) -> None:
-        match decode_register_side(frames[0]):
+        match decode_from_frontend(frames[0]):
             case Register(workflow="embed") as register:
                 if (answer := self._embeddings.register(register)) is not None:
                     self._add(*answer)

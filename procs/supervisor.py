@@ -139,7 +139,7 @@ class Supervisor:
     # --- events
 
     def _on_control(self) -> None:
-        while self._control.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+        while ipc.has_message(self._control):
             identity, data = self._control.recv_multipart()
             try:
                 message = decode_from_control_peer(data)

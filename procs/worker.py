@@ -104,8 +104,8 @@ def _send_outputs(
     while (output := outputs.get()) is not None:
         header, payload = output.to_message(identity)
         frames = (encode(header), payload)
-        to_frontend.send_multipart(frames)  # first: it is the one that feeds the device
-        to_output.send_multipart(frames)
+        ipc.send_frames(to_frontend, frames)  # first: it is the one that feeds the device
+        ipc.send_frames(to_output, frames)
 
 
 def _obey_supervisor(child: Child, steps: queue.SimpleQueue[Step | None]) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from procengine.kernels import host_reads
 from procengine.kernels.attention.metadata import AttentionMetadata
 
 __all__ = ["paged_attention", "varlen_attention"]
@@ -32,7 +33,7 @@ def paged_attention(
     """
     decodes = meta.num_decode_rows
     parts = []
-    for rows, longest, shortest in _decode_groups(meta, k_cache.shape[1], on_host=not q.is_cuda):
+    for rows, longest, shortest in _decode_groups(meta, k_cache.shape[1], on_host=host_reads.are_free(q)):
         tables, lengths = meta.block_tables[rows], meta.seq_lens[rows]
         context = _gather_context(k_cache, v_cache, tables, lengths, longest, shortest)
         parts.append((rows, _decode(q[rows], *context, lengths, shortest, scale, sliding_window)))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from procengine.kernels import host_reads
 from procengine.kernels.sampling.inputs import SamplingFeatures, SamplingTensors
 
 __all__ = ["filter_logits"]
@@ -37,7 +38,7 @@ def filter_logits(scaled: Tensor, tensors: SamplingTensors, features: SamplingFe
 
 def _where_used(scaled: Tensor, parameter: Tensor, used: Tensor, apply: _Filter) -> Tensor:
     """Apply a filter to the rows that use it; on a device, where picking them would mean waiting, to all."""
-    if scaled.is_cuda:
+    if not host_reads.are_free(scaled):
         return torch.where(used.unsqueeze(1), apply(scaled, parameter), scaled)
     rows = used.nonzero().squeeze(1)
     if rows.numel() == 0:
@@ -57,7 +58,7 @@ def _top_k(scaled: Tensor, top_k: Tensor) -> Tensor:
     """Keep the k likeliest tokens, exactly k of them."""
     vocab_size = scaled.shape[1]
     counts = top_k.to(torch.int64).clamp(1, vocab_size).unsqueeze(1)
-    width = vocab_size if scaled.is_cuda else int(counts.max())
+    width = int(counts.max()) if host_reads.are_free(scaled) else vocab_size
     largest = scaled.topk(width, dim=-1).values
     return _keep_largest(scaled, counts, largest.gather(1, counts - 1))
 
@@ -66,7 +67,7 @@ def _top_p(scaled: Tensor, top_p: Tensor) -> Tensor:
     """Keep the smallest set of likeliest tokens whose mass reaches top_p (Holtzman et al. 2020, arXiv:1904.09751)."""
     vocab_size = scaled.shape[1]
     log_total = scaled.logsumexp(dim=-1, keepdim=True)
-    if scaled.is_cuda or vocab_size <= _NUCLEUS_GUESS:
+    if vocab_size <= _NUCLEUS_GUESS or not host_reads.are_free(scaled):
         return _keep_nucleus(scaled, scaled.topk(vocab_size, dim=-1).values, log_total, top_p)
     largest = scaled.topk(_NUCLEUS_GUESS, dim=-1).values
     wide = _mass_before(largest, log_total)[:, -1] < top_p

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from procengine.kernels import host_reads
 from procengine.kernels.sampling.filters import filter_logits
 from procengine.kernels.sampling.inputs import GREEDY_TEMPERATURE, SamplingFeatures, SamplingTensors
 from procengine.kernels.sampling.randomness import uniforms
@@ -26,7 +27,7 @@ def sample(logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures)
     if not features & SamplingFeatures.RANDOM:
         return greedy.to(torch.int32)
     is_random = tensors.temperature >= GREEDY_TEMPERATURE
-    if logits.is_cuda:  # finding the random rows would wait for the device: draw for all rows instead
+    if not host_reads.are_free(logits):  # finding the random rows would wait for the device: draw for all rows instead
         drawn = _draw(logits, _warm(tensors, is_random), features)
         return torch.where(is_random, drawn, greedy).to(torch.int32)
     rows = is_random.nonzero().squeeze(1)

@@ -94,8 +94,12 @@ class BlockPool:
         for block in idle[cached][::-1].tolist():
             self._evictable[block] = None
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless free + used + cached is the whole pool and every index agrees."""
+    def check_integrity(self, num_holders: NDArray[np.int64] | None = None) -> None:
+        """Raise AssertionError unless free + used + cached is the whole pool and every index agrees.
+
+        `num_holders`, int64 [num_blocks], is how often the block tables name each block.
+        """
+        assert num_holders is None or (num_holders == self._ref_counts).all(), "ref counts differ from the block tables"
         free = set(self._free_stack[: self._num_free].tolist())
         cached = set(self._evictable)
         used = set(np.flatnonzero(self._ref_counts > 0).tolist())

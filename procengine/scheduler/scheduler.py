@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from procengine.kv_cache.block_hashes import extend_block_hashes
 from procengine.kv_cache.block_pool import BlockPool
 from procengine.request import NO_SLOT, Request
+from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.plan import BlockUpdate, PrefillChunk, StepPlan
 from procengine.scheduler.slot_table import VACANT, SlotTable
 from procengine.scheduler.waiting_queue import WaitingQueue
 from procengine.stopping import FINISH_REASON, NO_TOKEN, NOT_FINISHED, FinishLimits, check_finish
 
-__all__ = ["Scheduler", "SchedulerCounters", "SchedulerLimits"]
+__all__ = ["Scheduler", "SchedulerLimits"]
 
 Int32s = NDArray[np.int32]
 
@@ -50,20 +51,6 @@ class SchedulerLimits:
     def pool_tokens(self) -> int:
         """Most tokens one request can ever hold."""
         return self.num_blocks * self.block_size
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Totals since the last reset."""
-
-    num_preemptions: int = 0
-    prefix_hit_tokens: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-
-    def reset(self) -> None:
-        """Count from zero."""
-        self.num_preemptions = self.prefix_hit_tokens = self.prompt_tokens = self.output_tokens = 0
 
 
 class Scheduler:
@@ -139,10 +126,11 @@ class Scheduler:
         table, slots = self.table, self._decode_slots
         if not slots.size:
             return
-        num_left = table.end_positions[slots] - table.num_planned[slots]
+        # A row that decodes has num_computed + 1 tokens, planned ones included; it may grow to end_position.
+        num_left = table.end_positions[slots] - table.num_computed[slots] - 1
         if num_left.min() <= 0:
             slots, num_left = slots[num_left > 0], num_left[num_left > 0]
-        decode_steps = 1 if self.would_prefill else self.limits.decode_steps
+        decode_steps = 1 if self.limits.decode_steps == 1 or self.would_prefill else self.limits.decode_steps
         row_steps = np.minimum(num_left, np.int32(decode_steps))
         slots, row_steps = self._reserve_decode_blocks(plan, slots, row_steps)
         if not slots.size:
@@ -150,8 +138,7 @@ class Scheduler:
         plan.decode_slots, plan.row_steps = slots, row_steps
         plan.decode_steps = int(row_steps.max())
         plan.decode_positions = table.num_computed[slots]
-        table.num_computed[slots] += row_steps
-        table.num_planned[slots] += row_steps
+        table.num_computed[slots] = plan.decode_positions + row_steps
 
     def _reserve_decode_blocks(self, plan: StepPlan, slots: Int32s, row_steps: Int32s) -> tuple[Int32s, Int32s]:
         """Give each row the blocks its tokens need, preempting the last in order of service while there are not enough.
@@ -162,6 +149,8 @@ class Scheduler:
         while True:
             last_positions = table.num_computed[slots] + row_steps - 1
             num_missing = last_positions // table.block_size + 1 - table.num_blocks[slots]
+            if not num_missing.any():
+                return slots, row_steps
             if num_missing.sum() <= self.pool.num_available:
                 break
             self._preempt_last()
@@ -265,7 +254,6 @@ class Scheduler:
         table.num_computed[slot] = end
         self._publish(request, start // table.block_size, newly_full)
         if is_last:
-            table.num_planned[slot] += 1
             self._prefilling.remove(request)
             self._decode_slots = np.append(self._decode_slots, np.int32(slot))
         return length
@@ -306,9 +294,7 @@ class Scheduler:
             finished.append((request, FINISH_REASON[int(codes[row])]))
         return finished
 
-    def _apply_owed(
-        self, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s
-    ) -> list[tuple[Request, str]]:
+    def _apply_owed(self, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s) -> list[tuple[Request, str]]:
         """Tokens that were under way when their request was preempted: the output process shows them, so they count."""
         finished: list[tuple[Request, str]] = []
         for row, key in enumerate(keys.tolist()):
@@ -344,8 +330,10 @@ class Scheduler:
         if request in self._prefilling:
             self._prefilling.remove(request)
             self.waiting.end_computing(self._unpublished_hashes(request))
+            request.num_in_flight = 0
         else:
             self._decode_slots = self._decode_slots[self._decode_slots != slot]
+            request.num_in_flight = int(table.num_computed[slot] + 1 - table.num_tokens[slot])
         num_confirmed = int(min(table.num_computed[slot], table.num_tokens[slot]))
         blocks = table.held_blocks(slot)
         if self.limits.enable_prefix_caching:
@@ -371,15 +359,15 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, slots and rows agree. For tests."""
-        self.pool.check_integrity()
         running = [r for r in self.table.requests if r is not None]
         held = np.zeros(self.limits.num_blocks, np.int64)
         for request in running:
             held[self.table.held_blocks(request.slot)] += 1
-        assert (held == self.pool._ref_counts).all(), "ref counts differ from the block tables"
+        self.pool.check_integrity(held)
         rows = set(self._decode_slots.tolist()) | {r.slot for r in self._prefilling}
         assert rows == {r.slot for r in running}, "a running request is in no list, or in two"
-        assert (self.table.num_planned >= self.table.num_tokens)[[r.slot for r in running]].all()
+        decoding = self._decode_slots
+        assert (self.table.num_computed[decoding] + 1 >= self.table.num_tokens[decoding]).all()
 
 
 def _limits_of(request: Request) -> FinishLimits:

@@ -25,8 +25,8 @@ class SlotTable:
     Attributes:
         keys: int64, the request in each slot, VACANT if none.
         num_tokens: int32, confirmed tokens (prompt and results that came back).
-        num_planned: int32, confirmed tokens plus those that steps in flight will yield.
-        num_computed: int32, tokens whose KV entries exist once the steps in flight are done.
+        num_computed: int32, tokens whose KV entries exist once the steps in flight are done. A row that decodes has
+            exactly one token more than that: the one its last step in flight, or the last result, yields.
         num_blocks: int32, blocks held.
         token_ids: int32 [slots, max_model_len], the confirmed tokens.
         block_tables: int32 [slots, blocks of max_model_len].
@@ -37,7 +37,6 @@ class SlotTable:
         self.block_size = block_size
         self.keys = np.full(max_num_seqs, VACANT, np.int64)
         self.num_tokens = np.zeros(max_num_seqs, np.int32)
-        self.num_planned = np.zeros(max_num_seqs, np.int32)
         self.num_computed = np.zeros(max_num_seqs, np.int32)
         self.num_blocks = np.zeros(max_num_seqs, np.int32)
         self.end_positions = np.zeros(max_num_seqs, np.int32)
@@ -63,7 +62,7 @@ class SlotTable:
         count = len(request.token_ids)
         self.keys[slot] = request.key
         self.token_ids[slot, :count] = request.token_ids
-        self.num_tokens[slot] = self.num_planned[slot] = count
+        self.num_tokens[slot] = count
         self.num_computed[slot] = self.num_blocks[slot] = 0
         self.end_positions[slot] = request.end_position
         self.features[slot] = request.sampling.features
@@ -75,7 +74,6 @@ class SlotTable:
         """Take `request` out of its slot and give it back its token history."""
         slot = request.slot
         request.token_ids = self.token_ids[slot, : self.num_tokens[slot]].copy()
-        request.num_in_flight = int(self.num_planned[slot] - self.num_tokens[slot])
         request.slot = NO_SLOT
         self.requests[slot] = None
         self.keys[slot] = VACANT

@@ -57,7 +57,7 @@ WORKFLOWS: Final = {
 }
 
 
-def load_part(path: str) -> Any:  # noqa: ANN401 - the registry's fields say what each part is
+def load_part(path: str) -> Any:
     """The object at "module:attribute", imported now."""
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)

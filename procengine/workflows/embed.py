@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from procengine.errors import InvalidRequestError
 from procengine.messages import EmbedInput, EmbedResult, Register
 from procengine.pipeline import PlannedStep
-from procengine.scheduler.scheduler import SchedulerCounters, SchedulerLimits
+from procengine.scheduler.counters import SchedulerCounters
+from procengine.scheduler.scheduler import SchedulerLimits
 from procengine.step_payload import EMBED_SECTIONS, pack_sections
 from procengine.workflows.prompt import Identity, ModelFacts, PromptBody, check_prompt
 
@@ -110,9 +111,7 @@ class EmbedPlanner:
         self.counters.prompt_tokens += header.num_tokens
         return PlannedStep(header, payload, rows, admitted=[], is_steady=False)
 
-    def apply(
-        self, sent: object, header: EmbedResult, payload: NDArray[np.int32]
-    ) -> list[tuple[EmbedRequest, str]]:
+    def apply(self, sent: object, header: EmbedResult, payload: NDArray[np.int32]) -> list[tuple[EmbedRequest, str]]:
         """All requests of the step are done."""
         assert isinstance(sent, list)
         ended = [request for request in sent if not request.is_finished]

@@ -186,7 +186,6 @@ class GeneratePlanner:
             slots, join_int64(sections["key_words"]), sections["positions"], sections["token_ids"]
         )
 
-
     def history(self, request: Request) -> NDArray[np.int32]:
         """All confirmed tokens of an unfinished request, int32 [n]."""
         return self.scheduler.history(request)

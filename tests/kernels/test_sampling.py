@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs, sample, uniforms
+from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs, reference, sample, uniforms
 
 ALL = SamplingFeatures.RANDOM | SamplingFeatures.TOP_K | SamplingFeatures.TOP_P | SamplingFeatures.MIN_P
 RANDOM = SamplingFeatures.RANDOM
@@ -89,11 +89,9 @@ def test_seeds_are_as_good_as_positions() -> None:
     assert chi_square(counts, LOGITS.double().softmax(0)) < 27.9
 
 
-def test_a_token_depends_on_its_row_alone() -> None:
-    rows = 64
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(rows, 3000, generator=generator) * 3
-    batch = tensors(
+def mixed_batch(rows: int, generator: torch.Generator) -> tuple[Tensor, SamplingTensors]:
+    """Rows of all kinds, greedy ones and filters that are off included."""
+    return torch.randn(rows, 3000, generator=generator) * 3, tensors(
         rows,
         temperature=[(0.0, 0.7, 1.0, 3.0)[row % 4] for row in range(rows)],
         top_k=[(0, 5, 2000)[row % 3] for row in range(rows)],
@@ -101,12 +99,24 @@ def test_a_token_depends_on_its_row_alone() -> None:
         min_p=[(0.0, 0.1)[row % 2] for row in range(rows)],
         seed=[row * 977 - 30000 for row in range(rows)],
     )
+
+
+def test_a_token_depends_on_its_row_alone() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits, batch = mixed_batch(64, generator)
     together = sample(logits, batch, ALL)
     names = SamplingTensors.__dataclass_fields__
-    order = torch.randperm(rows, generator=generator)
+    order = torch.randperm(64, generator=generator)
     for part in (*order.split(1), *order.split(7), order):
         some = SamplingTensors(**{name: getattr(batch, name)[part] for name in names})
         assert torch.equal(sample(logits[part], some, ALL), together[part])
+
+
+def test_the_way_taken_on_a_device_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, batch = mixed_batch(240, torch.Generator().manual_seed(2))
+    expected = sample(logits, batch, ALL)
+    monkeypatch.setattr(host_reads, "are_free", lambda tensor: False)
+    assert torch.equal(sample(logits, batch, ALL), expected)
 
 
 def test_a_batch_without_random_rows_takes_the_lowest_of_equal_maxima() -> None:
@@ -138,6 +148,12 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     assert set(sample(logits, tensors(5000), RANDOM).tolist()) == {2, 4}
 
 
+@pytest.mark.parametrize(("u", "token"), [(0.0, 1), (0.25, 3), (0.5, 3), (1.0 - 2.0**-53, 3), (1.0, 3)])
+def test_the_cdf_is_inverted_to_tokens_that_have_probability(u: float, token: int) -> None:
+    probabilities = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
+    assert reference._invert_cdf(probabilities, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
+
+
 @pytest.mark.parametrize("top_k", [7, 8, 1_000_000])
 def test_top_k_of_the_whole_vocabulary_is_off(top_k: int) -> None:
     rows = LOGITS.expand(500, -1)
@@ -159,6 +175,7 @@ def test_a_nucleus_wider_than_the_first_guess(top_p: float) -> None:
     width = int((probabilities.cumsum(0) < top_p).sum()) + 1
     assert width > 1024
     assert set(tokens.tolist()) <= set(ranking[:width].tolist())
+    assert len(set(tokens.tolist())) > 1024
 
 
 def splitmix64(state: int) -> int:

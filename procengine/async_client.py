@@ -1,0 +1,291 @@
+"""`AsyncClient`: talks to a running group from an asyncio loop.
+
+Owns: the sockets on the loop and the liveness timer. Never does: know the protocol (`ClientCore`) or block the loop.
+A client belongs to the loop it was connected on; any number of tasks may use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import zmq
+
+from procengine import ipc
+from procengine.client_bodies import (
+    Body,
+    Messages,
+    Prompt,
+    generate_body,
+    messages_body,
+    one_prompt_body,
+    prompt_body,
+    prompt_text,
+)
+from procengine.client_core import ClientCore, OnEnd, OnItem, Pending, dead_group_error
+from procengine.client_link import new_identity
+from procengine.errors import EngineDeadError, ProcengineError
+from procengine.groups import GroupInfo, find_group, is_gone
+from procengine.messages import Attached, Embedding, Stats, Welcome
+from procengine.outputs import (
+    EmbeddingOutput,
+    RequestOutput,
+    StreamDelta,
+    collect_deltas,
+    collect_embedding,
+    stream_delta,
+)
+from procengine.sampling_params import SamplingParams
+
+__all__ = ["AsyncClient"]
+
+_LIVENESS_S = 0.5
+_CONNECT_TIMEOUT_S = 30.0
+
+
+class AsyncClient:
+    """A connection to one group. Use it with `async with`, or call `connect` and `close`.
+
+    Args:
+        endpoint_or_group_name: `ipc://...` or a group's name; None is the only running group.
+    """
+
+    def __init__(self, endpoint_or_group_name: str | None = None) -> None:
+        self._wanted = endpoint_or_group_name
+        self._connection: _Connection | None = None
+
+    async def connect(self) -> Welcome:
+        """Connect and shake hands. Returns what the group says about itself: model, limits, workflows.
+
+        Raises:
+            GroupNotFoundError: no such group, or several and none was named.
+            EngineDeadError: the group does not answer.
+        """
+        if self._connection is None:
+            connection = _Connection(find_group(self._wanted))
+            self._connection = connection
+            try:
+                await asyncio.wait_for(connection.shake_hands(), _CONNECT_TIMEOUT_S)
+            except TimeoutError as error:
+                name = connection.group.name
+                raise EngineDeadError(f"group {name!r} does not answer within {_CONNECT_TIMEOUT_S:g} s") from error
+            finally:
+                if connection.welcome is None:
+                    await self.close()
+        return self._connected.require_welcome()
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the group said about itself."""
+        return self._connected.require_welcome()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestOutput:
+        """Complete a text or a list of token ids. Cancelling the task aborts the request.
+
+        Raises:
+            InvalidRequestError, OverloadedError, ShuttingDownError, EngineDeadError, RequestFailedError.
+        """
+        body = generate_body(prompt_body(prompt), params, priority, cache_salt)
+        return await self._generate(body, request_id)
+
+    async def chat(
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestOutput:
+        """Answer a conversation: `[{"role": "user", "content": "..."}]`. Otherwise as `generate`."""
+        body = generate_body(messages_body(messages), params, priority, cache_salt)
+        return await self._generate(body, request_id)
+
+    async def stream(
+        self,
+        prompt: Prompt | None = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: Messages | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[StreamDelta]:
+        """The answer to a prompt or to `messages` as it comes. Closing the iterator, or cancelling, aborts it."""
+        body = generate_body(one_prompt_body(prompt, messages), params, priority, cache_salt)
+        connection, news = self._connected, asyncio.Event()
+        pending = connection.submit("generate", body, request_id, lambda _: news.set(), news.set)
+        try:
+            while True:
+                await news.wait()
+                news.clear()
+                is_last = pending.is_done
+                for delta in pending.take_deltas():
+                    if delta.finish_reason != "error":
+                        yield stream_delta(delta)
+                if is_last:
+                    pending.raise_error()
+                    return
+        finally:
+            connection.abandon(pending)
+
+    async def embed(self, prompt: Prompt) -> EmbeddingOutput:
+        """The vector of a text or a list of token ids. Cancelling the task aborts the request. Raises as `generate`."""
+        pending = await self._run("embed", prompt_body(prompt), None)
+        return collect_embedding(pending.answer(Embedding))
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a running request: it ends with `finish_reason` "abort" and what it has by then."""
+        self._connected.abort(request_id)
+
+    async def stats(self, *, reset: bool = False) -> dict[str, Any]:
+        """The group's counters and percentiles since the last reset."""
+        return (await self._connected.ask_stats(reset=reset)).values
+
+    async def close(self) -> None:
+        """Close the connection. Requests still running are aborted, and end with an error here."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def _connected(self) -> _Connection:
+        if self._connection is None:
+            raise ProcengineError("the client is not connected: use `async with AsyncClient(...)`, or call `connect`")
+        return self._connection
+
+    async def _generate(self, body: Body, request_id: str | None) -> RequestOutput:
+        pending = await self._run("generate", body, request_id)
+        return collect_deltas(pending.request_id, prompt_text(body), pending.take_deltas())
+
+    async def _run(self, workflow: str, body: Body, request_id: str | None) -> Pending:
+        connection, ended = self._connected, asyncio.Event()
+        pending = connection.submit(workflow, body, request_id, lambda _: ended.set())
+        try:
+            await ended.wait()
+        finally:
+            connection.abandon(pending)
+        pending.raise_error()
+        return pending
+
+
+_AnswerT = TypeVar("_AnswerT", Welcome, Attached, Stats)
+
+
+class _Connection:
+    """Sockets, readers and the liveness timer of a connected client. Everything runs on one loop."""
+
+    def __init__(self, group: GroupInfo) -> None:
+        self.group = group
+        self.welcome: Welcome | None = None
+        self._core = ClientCore()
+        self._identity = new_identity()
+        self._loop = asyncio.get_running_loop()
+        self._context = ipc.make_context()
+        self._links: list[tuple[zmq.Socket[bytes], ipc.SocketReader]] = []
+        self._liveness: asyncio.TimerHandle | None = None
+
+    async def shake_hands(self) -> None:
+        """Introduce ourselves to the frontend, then to the output process."""
+        welcome = await self._ask(Welcome, self._core.hello, self._link(self.group.endpoint))
+        await self._ask(Attached, self._core.attach, self._link(welcome.output_endpoint))
+        self.welcome = welcome
+
+    def require_welcome(self) -> Welcome:
+        """What the group said; an error while hands are being shaken."""
+        if self.welcome is None:
+            raise ProcengineError("the client is still connecting")
+        return self.welcome
+
+    def submit(
+        self, workflow: str, body: Body, request_id: str | None, on_end: OnEnd, on_item: OnItem | None = None
+    ) -> Pending:
+        """Start a request."""
+        pending, frame = self._core.submit(workflow, body, request_id, on_end, on_item)
+        self._send(frame)
+        return pending
+
+    def abort(self, request_id: str) -> None:
+        """Ask for the end of a request."""
+        self._send(self._core.abort(request_id))
+
+    def abandon(self, pending: Pending) -> None:
+        """Nobody waits for this any more."""
+        if not pending.is_done:
+            self._send(self._core.abandon(pending))
+
+    def ask_stats(self, *, reset: bool) -> Awaitable[Stats]:
+        """The counters."""
+        return self._ask(Stats, lambda on_end: self._core.get_stats(reset=reset, on_end=on_end), self._links[0])
+
+    def close(self) -> None:
+        """Abort what runs, then close everything."""
+        for request_id in self._core.running_ids():
+            self.abort(request_id)
+        self._core.die(ProcengineError("the client is closed"))
+        if self._liveness is not None:
+            self._liveness.cancel()
+        for _, reader in self._links:
+            reader.close()
+        self._links.clear()
+        # Aborts are in the kernel's hands within microseconds, unless nobody is there to take them.
+        self._context.destroy(linger=0 if is_gone(self.group) else None)
+
+    def _link(self, endpoint: str) -> tuple[zmq.Socket[bytes], ipc.SocketReader]:
+        socket = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
+        reader = ipc.SocketReader(self._loop, socket, lambda frames: self._core.receive(frames[0]))
+        self._links.append((socket, reader))
+        return self._links[-1]
+
+    async def _ask(
+        self,
+        kind: type[_AnswerT],
+        question: Callable[[OnEnd], tuple[Pending, bytes]],
+        link: tuple[zmq.Socket[bytes], ipc.SocketReader],
+    ) -> _AnswerT:
+        ended = asyncio.Event()
+        pending, frame = question(lambda _: ended.set())
+        self._send(frame, link)
+        await ended.wait()
+        return pending.answer(kind)
+
+    def _send(self, frame: bytes | None, link: tuple[zmq.Socket[bytes], ipc.SocketReader] | None = None) -> None:
+        if frame is None:
+            return
+        socket, reader = link or self._links[0]
+        socket.send(frame)
+        reader.poke()  # a send may swallow the wake-up for a message that came meanwhile
+        self._watch()
+
+    def _watch(self) -> None:
+        """Look at the group's liveness now and then, as long as anything is awaited."""
+        if self._liveness is None:
+            self._liveness = self._loop.call_later(_LIVENESS_S, self._check_liveness)
+
+    def _check_liveness(self) -> None:
+        self._liveness = None
+        if not self._core.has_pending:
+            return
+        if is_gone(self.group):
+            self._core.die(dead_group_error(self.group.name))
+        else:
+            self._watch()

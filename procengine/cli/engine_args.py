@@ -1,0 +1,99 @@
+"""The options of a group as flags, derived from `EngineArgs`, so that no option is written twice.
+
+Owns: the help text of each option. Never does: decide or check a value (`resolve` does).
+"""
+
+from __future__ import annotations
+
+import argparse
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from procengine.resolve import EngineArgs
+
+__all__ = ["add_engine_arguments", "engine_args_from"]
+
+_MODEL_HELP: Final = "a folder (Hugging Face layout), a .gguf file, an alias such as smollm2-135m, or a hub id"
+
+_HELP: Final[Mapping[str, str]] = {
+    "name": "name of the group (auto: the model's)",
+    "device": "where the model runs; mock runs none and makes up tokens, to measure everything else",
+    "dtype": "number format of weights and cache (auto: what the device is fast at)",
+    "workers": "data-parallel workers, each with its own weights and KV pool",
+    "threads": "CPU threads of one worker (auto: the cores, shared)",
+    "block_size": "tokens in one block of the KV cache",
+    "num_blocks": "blocks in the KV pool of one worker (auto: what fits --kv-cache-memory)",
+    "kv_cache_memory": "bytes of KV cache of all workers together (auto: half of the free memory, at most 4 GiB)",
+    "enable_prefix_caching": "keep the KV blocks of finished prompts, and reuse them for equal beginnings",
+    "max_num_seqs": "most requests that run at once in one worker",
+    "max_num_batched_tokens": "token budget of one step (auto: 2048, or enough for one prompt without chunks)",
+    "max_model_len": "most tokens of prompt and answer together (auto: what the model was made for)",
+    "enable_chunked_prefill": "cut long prompts into pieces, so that running requests go on meanwhile",
+    "scheduling_policy": "who starts first: fcfs, in order of arrival, or priority, smaller numbers first",
+    "async_depth": "steps planned ahead of the device; 1 waits for each result",
+    "decode_steps": "tokens a running request gets per step",
+    "pooling": "how embed reduces hidden states to one vector (auto: what the model says)",
+    "mock_step_ms": "time a step of the mock device takes, in milliseconds",
+    "max_queued_requests": "most requests that wait; one more is refused as overload",
+    "max_request_bytes": "most bytes of one request",
+    "start_timeout": "seconds until a group that is not ready counts as failed",
+    "drain_timeout": "seconds that running requests may take to finish once the group is told to end",
+}
+
+
+class _ArgumentType(NamedTuple):
+    """What argparse needs to know of a field's type."""
+
+    parse: type | None  # None for bool
+    choices: tuple[str, ...] | None
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser, *, mentions_model: bool = True) -> None:
+    """Add MODEL (unless the command adds it itself) and one flag for each other field of `EngineArgs`."""
+    if mentions_model:
+        parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    group = parser.add_argument_group("engine options")
+    hints = typing.get_type_hints(EngineArgs)
+    for field in msgspec.structs.fields(EngineArgs):
+        if field.name != "model":
+            _add_flag(group, field.name, field.default, _argument_type(hints[field.name]))
+
+
+def engine_args_from(args: argparse.Namespace, **changes: Any) -> EngineArgs:
+    """The parsed options; `changes` replace what is still at its default of None."""
+    values = {field.name: getattr(args, field.name) for field in msgspec.structs.fields(EngineArgs)}
+    return EngineArgs(**{name: changes.get(name) if value is None else value for name, value in values.items()})
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str, default: Any, kind: _ArgumentType) -> None:
+    flag = "--" + name.replace("_", "-")
+    shown = f"{_HELP[name]} [{_shown(default)}]"
+    if kind.parse is None:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=shown)
+    elif kind.choices:
+        group.add_argument(flag, choices=kind.choices, default=default, help=shown)
+    else:
+        group.add_argument(flag, type=kind.parse, default=default, metavar=_metavar(kind.parse), help=shown)
+
+
+def _argument_type(hint: Any) -> _ArgumentType:
+    """`int | None` -> int, `Literal["a", "b"]` -> a choice, `bool` -> a switch."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    if typing.get_origin(hint) is Literal:
+        return _ArgumentType(str, typing.get_args(hint))
+    return _ArgumentType(None if hint is bool else hint, None)
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return "auto" if default is None else f"{default}"
+
+
+def _metavar(parse: type) -> str:
+    return {int: "N", float: "X"}.get(parse, "TEXT")

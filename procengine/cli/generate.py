@@ -1,0 +1,92 @@
+"""`procengine generate MODEL PROMPT...`: launches a private group, answers, tears it down.
+
+Owns: how answers look on stdout. Never does: print anything else there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from procengine.cli.engine_args import add_engine_arguments, engine_args_from
+from procengine.cli.sampling_args import add_sampling_arguments, sampling_params_from
+from procengine.client import Client
+from procengine.launch import launch_group
+from procengine.outputs import RequestOutput
+from procengine.resolve import resolve
+from procengine.sampling_params import SamplingParams
+
+__all__ = ["add_arguments", "run"]
+
+_MAX_TOKENS = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.description = (
+        "Launch a group, complete the prompts, tear it down. The text of one prompt streams to a terminal as it comes."
+    )
+    add_engine_arguments(parser)
+    parser.add_argument("prompts", metavar="PROMPT", nargs="+", help="text to go on from; - reads one from stdin")
+    parser.add_argument("--chat", action="store_true", help="ask each prompt as a user's message, by the chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a prompt")
+    add_sampling_arguments(parser, temperature=0.0, max_tokens=_MAX_TOKENS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer and print."""
+    params = sampling_params_from(args)
+    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompts]
+    config = resolve(engine_args_from(args, name=f"generate-{os.getpid()}"))
+    with launch_group(config) as group, Client(group.endpoint) as client:
+        if len(prompts) == 1 and not args.json and sys.stdout.isatty():
+            _stream(client, prompts[0], params, is_chat=args.chat)
+        else:
+            _print_all(_answers(client, prompts, params, is_chat=args.chat), prompts, as_json=args.json)
+    return 0
+
+
+def _stream(client: Client, prompt: str, params: SamplingParams, *, is_chat: bool) -> None:
+    deltas = client.stream(messages=_messages(prompt), params=params) if is_chat else client.stream(prompt, params)
+    for delta in deltas:
+        print(delta.text, end="", flush=True)
+    print()
+
+
+def _answers(client: Client, prompts: list[str], params: SamplingParams, *, is_chat: bool) -> list[RequestOutput]:
+    if not is_chat:
+        return client.generate(prompts, params)
+    return client.chat_many([_messages(prompt) for prompt in prompts], params)
+
+
+def _messages(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
+
+
+def _print_all(results: list[RequestOutput], prompts: list[str], *, as_json: bool) -> None:
+    for prompt, result in zip(prompts, results, strict=True):
+        if as_json:
+            print(msgspec.json.encode(_as_object(prompt, result)).decode())
+        else:
+            print(result.outputs[0].text)
+
+
+def _as_object(prompt: str, result: RequestOutput) -> dict[str, Any]:
+    num_prompt = len(result.prompt_token_ids)
+    num_new = sum(len(output.token_ids) for output in result.outputs)
+    return {
+        "request_id": result.request_id,
+        "prompt": prompt,
+        "prompt_token_ids": result.prompt_token_ids,
+        "outputs": result.outputs,
+        "usage": {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_new,
+            "total_tokens": num_prompt + num_new,
+            "cached_tokens": result.num_cached_tokens or 0,
+        },
+    }

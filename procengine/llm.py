@@ -1,0 +1,149 @@
+"""`LLM`: answers prompts in a script, with a process group of its own that ends with it.
+
+Owns: the private group and the client on it. Never does: more than those two do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+from tqdm import tqdm
+
+from procengine.client import Client
+from procengine.client_bodies import (
+    Body,
+    Messages,
+    Prompts,
+    conversations,
+    generate_body,
+    messages_body,
+    one_params_each,
+    prompt_body,
+    prompt_list,
+)
+from procengine.config import EngineConfig
+from procengine.errors import ConfigError
+from procengine.launch import Group, launch_group
+from procengine.outputs import EmbeddingOutput, RequestOutput
+from procengine.resolve import EngineArgs, resolve
+from procengine.sampling_params import SamplingParams
+
+__all__ = ["LLM"]
+
+_counter: Final = itertools.count()  # several LLMs of one process need different group names
+
+
+class LLM:
+    """A model to run prompts through, offline.
+
+    Args:
+        model: a folder, a .gguf file, an alias such as "smollm2-135m", or a hub id.
+        config: any option of `procengine serve`, by its Python name (`max_num_seqs=64`); see `EngineArgs`.
+
+    Raises:
+        ConfigError: an option is unknown or wrong.
+        ModelError: the model cannot be found or is not supported.
+        StartupError: the group did not come up.
+
+    The group ends with `close`, at the end of a `with` block, when this object is collected, or with the process.
+    """
+
+    def __init__(self, model: str, **config: Any) -> None:
+        self._config = resolve(_engine_args(model, config))
+        group = launch_group(self._config)
+        try:
+            self._client = Client(group.endpoint)
+        except BaseException:
+            group.close()
+            raise
+        self._finalizer = weakref.finalize(self, _end, self._client, group)
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the options were resolved to."""
+        return self._config
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts: texts, lists of token ids, or one of either. Results are in the order of the prompts.
+
+        Raises:
+            InvalidRequestError: a prompt or parameter is wrong; the others are aborted.
+            EngineDeadError: the group has died.
+        """
+        each, _ = prompt_list(prompts)
+        return self._run([prompt_body(prompt) for prompt in each], sampling_params, use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (`[{"role": "user", "content": "..."}]`) or a list of them. Raises as `generate`."""
+        each, _ = conversations(messages)
+        return self._run([messages_body(one) for one in each], sampling_params, use_tqdm=use_tqdm)
+
+    def embed(self, prompts: Prompts, *, use_tqdm: bool = True) -> list[EmbeddingOutput]:
+        """Vectors of prompts, in their order. Raises as `generate`."""
+        each, _ = prompt_list(prompts)
+        bodies = [prompt_body(prompt) for prompt in each]
+        return _with_progress(len(bodies), use_tqdm, lambda on_end: self._client.embed_bodies(bodies, on_end))
+
+    def stats(self, *, reset: bool = False) -> dict[str, Any]:
+        """The group's counters and percentiles since the last reset."""
+        return self._client.stats(reset=reset)
+
+    def close(self) -> None:
+        """End the group and wait for it. Closing twice is fine."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        prompts: Sequence[Body],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        each = one_params_each(sampling_params, len(prompts))
+        bodies = [generate_body(prompt, params) for prompt, params in zip(prompts, each, strict=True)]
+        return _with_progress(len(bodies), use_tqdm, lambda on_end: self._client.generate_bodies(bodies, on_end=on_end))
+
+
+def _engine_args(model: str, config: dict[str, Any]) -> EngineArgs:
+    """Options by name, checked by type: a misspelt or wrong one is an error, not ignored."""
+    named = {"name": f"llm-{os.getpid()}-{next(_counter)}", **config, "model": os.fspath(model)}
+    try:
+        return msgspec.convert(named, EngineArgs)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"LLM: {error}") from error
+
+
+def _with_progress(total: int, use_tqdm: bool, run: Callable[[Callable[[], object]], list[Any]]) -> list[Any]:
+    with tqdm(total=total, desc="Processed prompts", unit="req", disable=not use_tqdm, dynamic_ncols=True) as bar:
+        return run(lambda: bar.update(1))
+
+
+def _end(client: Client, group: Group) -> None:
+    client.close()
+    group.close()

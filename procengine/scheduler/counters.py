@@ -1,0 +1,21 @@
+"""`SchedulerCounters`: what a planner has done since the last reset."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SchedulerCounters"]
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Totals since the last reset."""
+
+    num_preemptions: int = 0
+    prefix_hit_tokens: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.num_preemptions = self.prefix_hit_tokens = self.prompt_tokens = self.output_tokens = 0
