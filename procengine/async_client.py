@@ -246,7 +246,6 @@ class _Connection:
             self._liveness.cancel()
         for _, reader in self._links:
             reader.close()
-        self._links.clear()
         # Aborts are in the kernel's hands within microseconds, unless nobody is there to take them.
         self._context.destroy(linger=0 if is_gone(self.group) else None)
 

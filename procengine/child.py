@@ -2,9 +2,9 @@
 
 Owns: the start-up arguments of children and the rule that nothing outlives the supervisor. Never does: a role's work.
 
-A child dies with its supervisor in two ways: the kernel signals it when the parent dies (PR_SET_PDEATHSIG), and the read
-end of the supervisor's death pipe becomes readable when the last write end is gone. The pipe also serves where the
-signal is lost (the parent died before the call).
+A child dies with its supervisor in two ways: the kernel signals it when the parent dies (PR_SET_PDEATHSIG), and the
+read end of the supervisor's death pipe becomes readable when the last write end is gone. The pipe also serves where
+the signal is lost (the parent died before the call).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Child:
         return socket_path(Path(self.config.group.run_dir), name)
 
     def say_ready(self, facts: dict[str, int | float | str]) -> None:
-        """Tell the supervisor that this process serves now. From here on the garbage collector leaves start-up objects alone."""
+        """Tell the supervisor that this process serves. From here on the garbage collector leaves its objects alone."""
         gc.collect()
         gc.freeze()
         self.control.send(encode(Ready(self.role, self.rank, os.getpid(), facts)))

@@ -1,11 +1,11 @@
-"""Opens a torch device: loads the model, sizes the KV cache, makes the runners of its workflows.
+"""`Device`: a torch device that runs steps: the model, the size of the KV pool, a runner for each workflow in use.
 
-Owns: the choice of device and of the number of blocks. Never does: run a step.
+Owns: the choice of device and of the number of blocks. Never does: run a step itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,45 +14,46 @@ from numpy.typing import NDArray
 
 from procengine.config import EngineConfig
 from procengine.errors import ConfigError
+from procengine.kv_tensors import kv_block_bytes
 from procengine.messages import EmbedInput, StepInput
 from procengine.models.llama import LlamaModel
 from procengine.models.loader import load_model
-from procengine.runner import GenerateRunner, KVCache, kv_block_bytes
 from procengine.step_output import EmbedOutput, StepOutput
 from procengine.workflows import WORKFLOWS, load_part
 
-__all__ = ["open_device"]
-
-Run = Callable[[StepInput | EmbedInput, NDArray[np.int32]], Iterator[StepOutput | EmbedOutput]]
+__all__ = ["Device"]
 
 
-def open_device(config: EngineConfig, *, shows_progress: bool) -> tuple[Run, int, dict[str, int | float | str]]:
-    """A function that runs steps, the number of KV blocks, and facts for the log."""
-    device = _torch_device(config)
-    torch.set_num_threads(config.worker.threads)
-    dtype: torch.dtype = getattr(torch, config.worker.dtype)
-    model = load_model(config.model, dtype, device, progress=shows_progress)
-    num_blocks = _num_blocks(config, model, dtype)
-    generate = GenerateRunner(
-        model,
-        KVCache(model, num_blocks, config.cache.block_size, dtype, device),
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=config.scheduler.max_model_len,
-        depth=config.scheduler.async_depth,
-        device=device,
-    )
-    embed: Any = None
+class Device:
+    """Loads the model at once, and the parts of a workflow when its first step comes."""
 
-    def run(header: StepInput | EmbedInput, payload: NDArray[np.int32]) -> Iterator[StepOutput | EmbedOutput]:
-        nonlocal embed
-        if isinstance(header, StepInput):
-            return generate.run(header, payload)
-        if embed is None:  # a group that never embeds never imports it
-            embed = load_part(WORKFLOWS["embed"].forward)(model, config.model.pooling, device)
-        outputs: Iterator[EmbedOutput] = embed.run(header, payload)
+    def __init__(self, config: EngineConfig, *, shows_progress: bool) -> None:
+        torch.set_num_threads(config.worker.threads)
+        self.config = config
+        self.torch_device = _torch_device(config)
+        self.dtype: torch.dtype = getattr(torch, config.worker.dtype)
+        self.model = load_model(config.model, self.dtype, self.torch_device, progress=shows_progress)
+        self.num_blocks = _num_blocks(config, self.model, self.dtype)
+        self._runners: dict[str, Any] = {}
+        if "generate" in config.model.workflows:  # its KV pool must be known to fit before anybody counts on it
+            self._open_runner("generate")
+
+    @property
+    def facts(self) -> dict[str, int | float | str]:
+        """For the log."""
+        worker = self.config.worker
+        return {"device": str(self.torch_device), "dtype": worker.dtype, "threads": worker.threads}
+
+    def run(self, header: StepInput | EmbedInput, payload: NDArray[np.int32]) -> Iterator[StepOutput | EmbedOutput]:
+        """The outputs of a step."""
+        runner = self._runners.get(header.workflow) or self._open_runner(header.workflow)
+        outputs: Iterator[StepOutput | EmbedOutput] = runner.run(header, payload)
         return outputs
 
-    return run, num_blocks, {"device": str(device), "dtype": config.worker.dtype, "threads": config.worker.threads}
+    def _open_runner(self, workflow: str) -> Any:
+        runner = load_part(WORKFLOWS[workflow].forward)(self)
+        self._runners[workflow] = runner
+        return runner
 
 
 def _torch_device(config: EngineConfig) -> torch.device:

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.messages import Embedding, EmbedResult, Register
+from procengine.postprocessor import Item, TakenItems
 from procengine.step_payload import join_int64
+from procengine.tokenizer import Tokenizer
 
 __all__ = ["EmbedOutputs"]
 
@@ -17,43 +19,54 @@ __all__ = ["EmbedOutputs"]
 class EmbedOutputs:
     """All running `embed` requests of the group."""
 
-    def __init__(self) -> None:
+    def __init__(self, _tokenizer: Tokenizer) -> None:
         self._registers: dict[int, Register] = {}
-        self._early: dict[int, bytes] = {}
+        self._early: dict[int, bytes] = {}  # vectors that overtook their request's Register
         self._newest_key = -1
+        self._taken = TakenItems()
 
     @property
     def num_unfinished(self) -> int:
         """Requests registered and not ended."""
         return len(self._registers)
 
-    def register(self, message: Register) -> tuple[bytes, Embedding] | None:
-        """Take up a request; its message, if the vector was here first."""
+    def register(self, message: Register) -> None:
+        """Take up a new request."""
         self._registers[message.key] = message
         self._newest_key = max(self._newest_key, message.key)
         early = self._early.pop(message.key, None)
-        return None if early is None else self._answer(message.key, early)
+        if early is not None:
+            self._answer(message.key, early)
 
-    def take_result(self, header: EmbedResult, payload: NDArray[np.int32]) -> list[tuple[bytes, Embedding]]:
-        """Messages for all rows of a step, with their clients. Rows of ended requests are dropped."""
+    def admit(self, key: int, num_cached_tokens: int) -> None:
+        """Nothing: there is no cache."""
+
+    def take_result(self, header: EmbedResult, payload: NDArray[np.int32]) -> list[tuple[int, int]]:
+        """Take in the vectors of a step; those of ended requests are dropped. There are no gaps."""
         num_words = header.sizes[0]
         keys = join_int64(payload[:num_words]).tolist()
         vectors = payload[num_words:].reshape(header.num_rows, -1)  # float32 bits: they go out as bytes
-        answers: list[tuple[bytes, Embedding]] = []
         for key, vector in zip(keys, vectors, strict=True):
             if key in self._registers:
-                answers.append(self._answer(key, vector.tobytes()))
+                self._answer(key, vector.tobytes())
             elif key > self._newest_key:
                 self._early[key] = vector.tobytes()
-        return answers
+        return []
 
-    def finish(self, key: int, finish_reason: str, error: str | None = None) -> tuple[bytes, list[Embedding]] | None:
-        """End a request from outside (abort, error); None if it has ended already."""
+    def replay(self, key: int, position: int, token_ids: list[int]) -> None:
+        """Nothing: a vector has no parts to miss."""
+
+    def take_items(self) -> TakenItems:
+        """Everything that is new since the last call, as messages."""
+        taken, self._taken = self._taken, TakenItems()
+        return taken
+
+    def finish(self, key: int, finish_reason: str, error: str | None = None) -> tuple[bytes, list[Item]] | None:
+        """End a request from outside (abort, error): its client and last message; None if it has ended already."""
         register = self._registers.pop(key, None)
         if register is None:
             return None
-        message = Embedding(register.request_id, b"", register.prompt_token_ids, finish_reason, error)
-        return register.client, [message]
+        return register.client, [Embedding(register.request_id, b"", register.prompt_token_ids, finish_reason, error)]
 
     def keys_of_client(self, client: bytes) -> list[int]:
         """Running requests of one client."""
@@ -63,6 +76,6 @@ class EmbedOutputs:
         """Running requests."""
         return list(self._registers)
 
-    def _answer(self, key: int, data: bytes) -> tuple[bytes, Embedding]:
+    def _answer(self, key: int, data: bytes) -> None:
         register = self._registers.pop(key)
-        return register.client, Embedding(register.request_id, data, register.prompt_token_ids)
+        self._taken.add(register.client, Embedding(register.request_id, data, register.prompt_token_ids))

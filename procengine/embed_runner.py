@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,10 @@ from procengine.models.llama import LlamaModel
 from procengine.step_output import EmbedOutput
 from procengine.step_payload import EMBED_SECTIONS, cut_sections, join_int64
 
-__all__ = ["EmbedRunner"]
+if TYPE_CHECKING:
+    from procengine.device import Device
+
+__all__ = ["EmbedRunner", "open_runner"]
 
 
 class EmbedRunner:
@@ -59,3 +62,8 @@ class EmbedRunner:
         rows = torch.repeat_interleave(torch.arange(lengths.numel(), device=hidden.device), lengths)
         sums = hidden.new_zeros((lengths.numel(), hidden.shape[1])).index_add_(0, rows, hidden)
         return sums / lengths.unsqueeze(1)
+
+
+def open_runner(device: Device) -> EmbedRunner:
+    """The runner of `embed` steps on `device`."""
+    return EmbedRunner(device.model, device.config.model.pooling, device.torch_device)

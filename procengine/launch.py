@@ -62,9 +62,9 @@ def launch_group(config: EngineConfig, *, log_to: IO[bytes] | int | None = None)
     """
     death_pipe, pipe_fd = os.pipe()
     config_fd = memory_file(msgspec.json.encode(config))
+    arguments = ["--config-fd", str(config_fd), "--launcher-fd", str(death_pipe)]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "procengine.procs.supervisor"]
-        + ["--config-fd", str(config_fd), "--launcher-fd", str(death_pipe)],
+        [sys.executable, "-P", "-m", "procengine.procs.supervisor", *arguments],
         pass_fds=(config_fd, death_pipe),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -273,6 +273,11 @@ class StepInput(_Message, tag="step"):
     num_logprobs: int  # most alternatives asked by any row; -1 is none
     sizes: tuple[int, ...]  # int32 elements of each section
 
+    @property
+    def workflow(self) -> str:
+        """Which workflow's parts understand the payload."""
+        return "generate"
+
 
 class EmbedInput(_Message, tag="embed"):
     """Header of one step of independent sequences without cache; payload: `step_payload.EMBED_SECTIONS`."""
@@ -283,6 +288,11 @@ class EmbedInput(_Message, tag="embed"):
     num_tokens: int
     max_query_len: int
     sizes: tuple[int, ...]
+
+    @property
+    def workflow(self) -> str:
+        """Which workflow's parts understand the payload."""
+        return "embed"
 
 
 # --- worker -> frontend and output ----------------------------------------------------------------------------------
@@ -308,6 +318,11 @@ class StepResult(_Message, tag="result"):
     busy_ns: int  # device loop time of this forward pass
     sizes: tuple[int, ...]
 
+    @property
+    def workflow(self) -> str:
+        """Which workflow's parts understand the payload."""
+        return "generate"
+
 
 class EmbedResult(_Message, tag="embed_result"):
     """Header of one embed step; payload: int32 keys section, then float32 vectors [num_rows, dim]."""
@@ -323,6 +338,11 @@ class EmbedResult(_Message, tag="embed_result"):
     def is_last(self) -> bool:
         """An embed step has one result."""
         return True
+
+    @property
+    def workflow(self) -> str:
+        """Which workflow's parts understand the payload."""
+        return "embed"
 
 
 # --- supervisor <-> its children and the command line ---------------------------------------------------------------

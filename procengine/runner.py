@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from procengine.kernels.attention import AttentionMetadata, paged_attention
 from procengine.kernels.kv_cache import write_kv
 from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs, sample
+from procengine.kv_tensors import KVTensors
 from procengine.messages import StepInput
 from procengine.models.llama import LlamaModel
 from procengine.slot_state import SlotState
@@ -26,26 +28,12 @@ from procengine.staging import StagingRing
 from procengine.step_output import Logprobs, StepOutput
 from procengine.step_payload import STEP_SECTIONS, cut_sections
 
-__all__ = ["GenerateRunner", "KVCache", "kv_block_bytes"]
+if TYPE_CHECKING:
+    from procengine.device import Device
+
+__all__ = ["GenerateRunner", "open_runner"]
 
 Int32s = NDArray[np.int32]
-
-
-def kv_block_bytes(model: LlamaModel, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block takes over all layers, keys and values."""
-    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
-
-
-class KVCache:
-    """Keys and values of all layers, each [num_blocks, block_size, num_kv_heads, head_dim]."""
-
-    def __init__(
-        self, model: LlamaModel, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        shape = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
-        self.block_size = block_size
-        self.keys = [_zeros(shape, dtype, device) for _ in range(model.num_layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(model.num_layers)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +61,7 @@ class GenerateRunner:
     def __init__(
         self,
         model: LlamaModel,
-        cache: KVCache,
+        cache: KVTensors,
         *,
         max_num_seqs: int,
         max_model_len: int,
@@ -240,13 +228,18 @@ class GenerateRunner:
         return wait
 
 
+def open_runner(device: Device) -> GenerateRunner:
+    """The runner of `generate` steps on `device`, with its KV pool."""
+    config = device.config
+    return GenerateRunner(
+        device.model,
+        KVTensors(device.model, device.num_blocks, config.cache.block_size, device.dtype, device.torch_device),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=config.scheduler.max_model_len,
+        depth=config.scheduler.async_depth,
+        device=device.torch_device,
+    )
+
+
 def _cut(sizes: tuple[int, ...], payload: Tensor) -> dict[str, Tensor]:
     return dict(zip(STEP_SECTIONS, payload.split(list(sizes)), strict=True))
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on the host from pages that come into being when they are first written, so an idle pool costs nothing."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

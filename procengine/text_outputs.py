@@ -2,7 +2,7 @@
 
 Owns: per request, the text state, the stop strings, how many tokens were taken in. Never does: touch a socket.
 
-Results are taken in one by one and come out together (`take_deltas`), so that a process that fell behind merges what it
+Results are taken in one by one and come out together (`take_items`), so that a process that fell behind merges what it
 missed into one delta a request. A position seen twice is dropped; a gap is reported, for the frontend to replay. A
 result that overtakes its request's Register (they come over different sockets) is kept until the Register is here.
 """
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from procengine.detokenizer import Detokenizer, TextStream
 from procengine.messages import Delta, Register, StepResult, TokenLogprobs
 from procengine.output_table import OutputTable
+from procengine.postprocessor import Item, TakenItems
 from procengine.step_payload import RESULT_SECTIONS, cut_sections, join_int64
 from procengine.stop_strings import StopBuffer
 from procengine.stopping import FINISH_REASON, NOT_FINISHED, STOP, check_finish
+from procengine.tokenizer import Tokenizer
 
-__all__ = ["TakenDeltas", "TextOutputs"]
+__all__ = ["TextOutputs"]
 
 _PROMPT_TAIL = 8  # tokens of context that decoders with a special first token want to see
 
@@ -43,19 +45,11 @@ class _Choice:
     num_cached_tokens: int | None = None
 
 
-@dataclass(slots=True)
-class TakenDeltas:
-    """What `take_deltas` gives: messages by client, and the requests that a stop string ended."""
-
-    deltas_by_client: dict[bytes, list[Delta]] = field(default_factory=dict)
-    text_stopped_keys: list[int] = field(default_factory=list)
-
-
 class TextOutputs:
     """All running `generate` requests of the group."""
 
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self._detokenizer = detokenizer
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
         self._choices: dict[int, _Choice] = {}
         self._table = OutputTable()
         self._touched: dict[int, _Choice] = {}
@@ -127,9 +121,9 @@ class TextOutputs:
         for at, token_id in enumerate(token_ids, position):
             self.take_tokens(np.array([key]), np.array([at], np.int32), np.array([token_id], np.int32))
 
-    def take_deltas(self) -> TakenDeltas:
+    def take_items(self) -> TakenItems:
         """Everything that is new since the last call, as messages."""
-        taken = TakenDeltas()
+        taken = TakenItems()
         touched, self._touched = self._touched, {}
         for key, choice in touched.items():
             delta = self._make_delta(choice)
@@ -137,10 +131,10 @@ class TextOutputs:
                 if isinstance(delta.stop_reason, str):
                     taken.text_stopped_keys.append(key)
                 self._forget(key)
-            taken.deltas_by_client.setdefault(choice.register.client, []).append(delta)
+            taken.add(choice.register.client, delta)
         return taken
 
-    def finish(self, key: int, finish_reason: str, error: str | None = None) -> tuple[bytes, list[Delta]] | None:
+    def finish(self, key: int, finish_reason: str, error: str | None = None) -> tuple[bytes, list[Item]] | None:
         """End a request from outside (abort, error): its client and last deltas; None if it has ended already.
 
         Tokens that were taken in still count: if they complete the request, that is how it ended.
@@ -148,7 +142,7 @@ class TextOutputs:
         choice = self._choices.get(key)
         if choice is None:
             return None
-        deltas = [self._make_delta(choice)] if self._touched.pop(key, None) else []
+        deltas: list[Item] = [self._make_delta(choice)] if self._touched.pop(key, None) else []
         if not deltas or deltas[-1].finish_reason is None:
             tail = choice.stops.push(choice.stream.flush())[0] + choice.stops.flush()
             deltas.append(self._delta(choice, tail, finish_reason, error=error))

@@ -17,18 +17,13 @@ import zmq
 
 from procengine import ipc
 from procengine.child import Child, run_child
-from procengine.detokenizer import Detokenizer
-from procengine.embed_outputs import EmbedOutputs
 from procengine.messages import (
     PROTOCOL_VERSION,
     Admitted,
     Attached,
     ChildStats,
     ClientGone,
-    Delta,
     Drain,
-    Embedding,
-    EmbedResult,
     Finish,
     Outputs,
     Query,
@@ -36,7 +31,6 @@ from procengine.messages import (
     Replay,
     Resync,
     Shutdown,
-    StepResult,
     TextStop,
     WorkerReady,
     decode_from_frontend,
@@ -45,8 +39,9 @@ from procengine.messages import (
     decode_from_worker,
     encode,
 )
-from procengine.text_outputs import TextOutputs
+from procengine.postprocessor import Postprocessor, TakenItems
 from procengine.tokenizer import Tokenizer
+from procengine.workflows import WORKFLOWS, load_part
 
 __all__ = ["main"]
 
@@ -59,9 +54,12 @@ class Output:
     def __init__(self, child: Child, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None]) -> None:
         self._child = child
         self._on_end = on_end
-        self._text = TextOutputs(Detokenizer(Tokenizer.load(child.config.model.tokenizer_path)))
-        self._embeddings = EmbedOutputs()
-        self._items_by_client: dict[bytes, list[Delta | Embedding]] = {}
+        self._is_ending = False
+        tokenizer = Tokenizer.load(child.config.model.tokenizer_path)
+        self._postprocessors: dict[str, Postprocessor] = {
+            name: load_part(WORKFLOWS[name].postprocess)(tokenizer) for name in child.config.model.workflows
+        }
+        self._last_items = TakenItems()  # of requests that were ended from outside
         context = child.context
         self._client_socket = ipc.bind(context, zmq.ROUTER, child.endpoint("output"))
         self._to_frontend = ipc.connect(context, zmq.PUSH, child.endpoint("feedback"))
@@ -73,64 +71,61 @@ class Output:
         self._control = ipc.SocketReader(loop, child.control, self._on_control)
         child.say_ready({})
 
+    @property
+    def _num_unfinished(self) -> int:
+        return sum(postprocessor.num_unfinished for postprocessor in self._postprocessors.values())
+
     def _on_frontend(self, frames: list[bytes]) -> None:
         match decode_from_frontend(frames[0]):
-            case Register(workflow="embed") as register:
-                if (answer := self._embeddings.register(register)) is not None:
-                    self._add(*answer)
-            case Register() as register:
-                self._text.register(register)
+            case Register(workflow=workflow) as register:
+                self._postprocessors[workflow].register(register)
             case Admitted(keys, num_cached_tokens):
                 for key, count in zip(keys, num_cached_tokens, strict=True):
-                    self._text.admit(key, count)
+                    for postprocessor in self._postprocessors.values():
+                        postprocessor.admit(key, count)
             case Finish(key, finish_reason, error):
                 self._finish(key, finish_reason, error)
             case Replay(key, position, token_ids):
-                self._text.replay(key, position, token_ids)
+                for postprocessor in self._postprocessors.values():
+                    postprocessor.replay(key, position, token_ids)
 
     def _on_result(self, frames: list[bytes]) -> None:
         header = decode_from_worker(frames[0])
         if isinstance(header, WorkerReady):
             return
-        payload = np.frombuffer(frames[1], np.int32)
-        if isinstance(header, StepResult):
-            for key, position in self._text.take_result(header, payload):
-                self._to_frontend.send(encode(Resync(key, position)))
-        else:
-            self._take_vectors(header, payload)
-
-    def _take_vectors(self, header: EmbedResult, payload: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
-        for client, embedding in self._embeddings.take_result(header, payload):
-            self._add(client, embedding)
+        gaps = self._postprocessors[header.workflow].take_result(header, np.frombuffer(frames[1], np.int32))
+        for key, position in gaps:
+            self._to_frontend.send(encode(Resync(key, position)))
 
     def _flush(self) -> None:
         """Send what is new, one message a client."""
-        taken = self._text.take_deltas()
-        for key in taken.text_stopped_keys:
-            self._to_frontend.send(encode(TextStop(key)))
-        for client, deltas in taken.deltas_by_client.items():
-            self._items_by_client.setdefault(client, []).extend(deltas)
-        items_by_client, self._items_by_client = self._items_by_client, {}
-        for client, items in items_by_client.items():
-            if not ipc.send_routed(self._client_socket, client, encode(Outputs(items))):
+        items, self._last_items = self._last_items, TakenItems()
+        for postprocessor in self._postprocessors.values():
+            taken = postprocessor.take_items()
+            for key in taken.text_stopped_keys:
+                self._to_frontend.send(encode(TextStop(key)))
+            for client, new in taken.items_by_client.items():
+                items.items_by_client.setdefault(client, []).extend(new)
+        for client, new in items.items_by_client.items():
+            if not ipc.send_routed(self._client_socket, client, encode(Outputs(new))):
                 self._drop_client(client)
-        if items_by_client:
+        if items.items_by_client:
             self._clients.poke()
-
-    def _add(self, client: bytes, item: Delta | Embedding) -> None:
-        self._items_by_client.setdefault(client, []).append(item)
+        if self._is_ending and not self._num_unfinished:
+            self._on_end()
 
     def _finish(self, key: int, finish_reason: str, error: str | None) -> None:
-        ended = self._text.finish(key, finish_reason, error) or self._embeddings.finish(key, finish_reason, error)
-        if ended is not None:
-            client, items = ended
-            for item in items:
-                self._add(client, item)
+        for postprocessor in self._postprocessors.values():
+            ended = postprocessor.finish(key, finish_reason, error)
+            if ended is not None:
+                client, items = ended
+                for item in items:
+                    self._last_items.add(client, item)
 
     def _drop_client(self, client: bytes) -> None:
-        for outputs in (self._text, self._embeddings):
-            for key in outputs.keys_of_client(client):
-                outputs.finish(key, "abort")
+        for postprocessor in self._postprocessors.values():
+            for key in postprocessor.keys_of_client(client):
+                postprocessor.finish(key, "abort")
         self._to_frontend.send(encode(ClientGone(client)))
 
     def _on_client(self, frames: list[bytes]) -> None:
@@ -144,17 +139,20 @@ class Output:
     def _on_control(self, frames: list[bytes]) -> None:
         match decode_from_supervisor(frames[0]):
             case Query(query_id):
-                depth = self._text.num_unfinished + self._embeddings.num_unfinished
-                self._child.control.send(encode(ChildStats(query_id, "ready", depth)))
+                self._child.control.send(encode(ChildStats(query_id, "ready", self._num_unfinished)))
                 self._control.poke()
             case Shutdown(error):
-                for outputs in (self._text, self._embeddings):
-                    for key in outputs.all_keys():
-                        self._finish(key, "error" if error else "abort", error)
-                self._flush()
-                self._on_end()
+                self._is_ending = True
+                if error:
+                    self._end_all(error)
+                self._flush()  # without an error, results may still be on their way: the last one ends us
             case Drain():  # draining is the frontend's business
                 pass
+
+    def _end_all(self, error: str) -> None:
+        for postprocessor in self._postprocessors.values():
+            for key in postprocessor.all_keys():
+                self._finish(key, "error", error)
 
 
 def main(child: Child) -> None:

@@ -12,7 +12,6 @@ import select
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import zmq
@@ -38,12 +37,6 @@ __all__ = ["main"]
 
 Step = tuple[StepInput | EmbedInput, NDArray[np.int32]]
 Output = StepOutput | EmbedOutput
-
-
-class Runner(Protocol):
-    """Runs one kind of step."""
-
-    def run(self, header: StepInput | EmbedInput, payload: NDArray[np.int32]) -> Iterator[Output]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +138,10 @@ def _open_mock(config: EngineConfig) -> _Device:
 
 
 def _open_torch(child: Child) -> _Device:
-    from procengine.device import open_device  # torch is imported here, and only in a worker that needs it
+    from procengine.device import Device  # torch is imported here, and only in a worker that needs it
 
-    run, num_blocks, facts = open_device(child.config, shows_progress=child.shows_progress)
-    return _Device(run, num_blocks, facts)
+    device = Device(child.config, shows_progress=child.shows_progress)
+    return _Device(device.run, device.num_blocks, device.facts)
 
 
 if __name__ == "__main__":

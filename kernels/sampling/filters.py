@@ -94,8 +94,9 @@ def _keep_nucleus(scaled: Tensor, largest: Tensor, log_total: Tensor, top_p: Ten
 
 def _keep_largest(scaled: Tensor, counts: Tensor, smallest_kept: Tensor) -> Tensor:
     """Keep exactly `counts` tokens, given the value of the last; the lowest ids among equals of it. Both [S, 1]."""
-    above = scaled > smallest_kept
-    equal = scaled == smallest_kept
-    vacancies = counts - above.sum(dim=-1, keepdim=True)
-    keep = above | (equal & (equal.cumsum(dim=-1) <= vacancies))
+    keep = scaled >= smallest_kept
+    if not host_reads.are_free(scaled) or not torch.equal(keep.sum(dim=-1, keepdim=True), counts):
+        above = scaled > smallest_kept
+        vacancies = counts - above.sum(dim=-1, keepdim=True)
+        keep = above | (keep & ((keep ^ above).cumsum(dim=-1) <= vacancies))
     return scaled.masked_fill(~keep, -torch.inf)

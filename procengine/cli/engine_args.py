@@ -63,10 +63,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, mentions_model: boo
             _add_flag(group, field.name, field.default, _argument_type(hints[field.name]))
 
 
-def engine_args_from(args: argparse.Namespace, **changes: Any) -> EngineArgs:
-    """The parsed options; `changes` replace what is still at its default of None."""
+def engine_args_from(args: argparse.Namespace, *, default_name: str | None = None) -> EngineArgs:
+    """The parsed options. A private group gets `default_name`, so that it does not take the name of a served one."""
     values = {field.name: getattr(args, field.name) for field in msgspec.structs.fields(EngineArgs)}
-    return EngineArgs(**{name: changes.get(name) if value is None else value for name, value in values.items()})
+    return msgspec.convert(values | {"name": args.name or default_name}, EngineArgs)
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, default: Any, kind: _ArgumentType) -> None:

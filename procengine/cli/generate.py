@@ -15,6 +15,7 @@ import msgspec
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
 from procengine.cli.sampling_args import add_sampling_arguments, sampling_params_from
 from procengine.client import Client
+from procengine.client_bodies import generate_body, messages_body
 from procengine.launch import launch_group
 from procengine.outputs import RequestOutput
 from procengine.resolve import resolve
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Answer and print."""
     params = sampling_params_from(args)
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompts]
-    config = resolve(engine_args_from(args, name=f"generate-{os.getpid()}"))
+    config = resolve(engine_args_from(args, default_name=f"generate-{os.getpid()}"))
     with launch_group(config) as group, Client(group.endpoint) as client:
         if len(prompts) == 1 and not args.json and sys.stdout.isatty():
             _stream(client, prompts[0], params, is_chat=args.chat)
@@ -60,7 +61,7 @@ def _stream(client: Client, prompt: str, params: SamplingParams, *, is_chat: boo
 def _answers(client: Client, prompts: list[str], params: SamplingParams, *, is_chat: bool) -> list[RequestOutput]:
     if not is_chat:
         return client.generate(prompts, params)
-    return client.chat_many([_messages(prompt) for prompt in prompts], params)
+    return client.generate_bodies([generate_body(messages_body(_messages(prompt)), params) for prompt in prompts])
 
 
 def _messages(prompt: str) -> list[dict[str, str]]:

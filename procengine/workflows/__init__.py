@@ -22,8 +22,8 @@ class Workflow:
         accept: `(body, prompt_token_ids, facts, identity) -> request`, validation against the model and the limits.
         register: `(request, body) -> Register`, what the output process must know of it.
         planner: plans steps and takes in results (frontend), see `procengine.pipeline.Planner`.
-        forward: runs a step (worker), see `procengine.runner`.
-        postprocess: turns results into client messages (output).
+        forward: `(device) -> runner`, runs steps (worker), see `procengine.device`.
+        postprocess: `(tokenizer) -> Postprocessor`, turns results into client messages (output).
     """
 
     name: str
@@ -42,7 +42,7 @@ WORKFLOWS: Final = {
         accept="procengine.workflows.generate:accept",
         register="procengine.workflows.generate:register",
         planner="procengine.workflows.generate:GeneratePlanner",
-        forward="procengine.runner:GenerateRunner",
+        forward="procengine.runner:open_runner",
         postprocess="procengine.text_outputs:TextOutputs",
     ),
     "embed": Workflow(
@@ -51,7 +51,7 @@ WORKFLOWS: Final = {
         accept="procengine.workflows.embed:accept",
         register="procengine.workflows.embed:register",
         planner="procengine.workflows.embed:EmbedPlanner",
-        forward="procengine.embed_runner:EmbedRunner",
+        forward="procengine.embed_runner:open_runner",
         postprocess="procengine.embed_outputs:EmbedOutputs",
     ),
 }

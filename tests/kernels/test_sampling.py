@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from procengine.kernels import host_reads
 from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs, reference, sample, uniforms
 
 ALL = SamplingFeatures.RANDOM | SamplingFeatures.TOP_K | SamplingFeatures.TOP_P | SamplingFeatures.MIN_P

@@ -1,0 +1,71 @@
+"""`Postprocessor`: the output process's part of a workflow: results of workers in, messages for clients out.
+
+Owns: the interface. Pure: an implementation touches no socket and reads no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from procengine.messages import Delta, Embedding, Register
+
+__all__ = ["Item", "Postprocessor", "TakenItems"]
+
+Item = Delta | Embedding
+
+
+@dataclass(slots=True)
+class TakenItems:
+    """What `take_items` gives: messages by client, and the requests that a stop string ended."""
+
+    items_by_client: dict[bytes, list[Item]] = field(default_factory=dict)
+    text_stopped_keys: list[int] = field(default_factory=list)
+
+    def add(self, client: bytes, item: Item) -> None:
+        """One more message for a client."""
+        self.items_by_client.setdefault(client, []).append(item)
+
+
+class Postprocessor(Protocol):
+    """All running requests of one workflow. Results are taken in one by one and come out together."""
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests registered and not ended."""
+        ...
+
+    def register(self, message: Register) -> None:
+        """Take up a new request."""
+        ...
+
+    def admit(self, key: int, num_cached_tokens: int) -> None:
+        """A request started, with this much of its prompt in the cache."""
+        ...
+
+    def take_result(self, header: Any, payload: NDArray[np.int32]) -> list[tuple[int, int]]:
+        """Take in a result. Returns (key, position) of each gap found."""
+        ...
+
+    def replay(self, key: int, position: int, token_ids: list[int]) -> None:
+        """Take in tokens that were missing; those already known are dropped."""
+        ...
+
+    def take_items(self) -> TakenItems:
+        """Everything that is new since the last call, as messages."""
+        ...
+
+    def finish(self, key: int, finish_reason: str, error: str | None = None) -> tuple[bytes, list[Item]] | None:
+        """End a request from outside (abort, error): its client and last messages; None if it has ended already."""
+        ...
+
+    def keys_of_client(self, client: bytes) -> list[int]:
+        """Running requests of one client."""
+        ...
+
+    def all_keys(self) -> list[int]:
+        """Running requests."""
+        ...
