@@ -5,11 +5,9 @@ Owns: the supervisor's process and the pipe that tells it of our death. Never do
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -99,7 +97,10 @@ def _read_ready(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str,
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(_CLOSE_WAIT_S)
-    process.send_signal(signal.SIGKILL)  # its children follow (PR_SET_PDEATHSIG)
+    try:
+        process.wait(_CLOSE_WAIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # its children follow (PR_SET_PDEATHSIG)
+    if process.stdout is not None:
+        process.stdout.close()
     return process.wait()

@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "UNREADABLE",
     "Abort",
     "Admitted",
     "Attach",
@@ -424,6 +425,9 @@ class Status(_Message, tag="status"):
 # --- one encoder, one decoder a receiving end -----------------------------------------------------------------------
 
 encode = msgspec.msgpack.Encoder().encode
+
+# What a decoder raises for bytes that are no message of its union; the second is for those that nest too deep.
+UNREADABLE = (msgspec.DecodeError, RecursionError)
 
 FromClient = Hello | Submit | Abort | GetStats
 ToClient = Welcome | Rejected | Stats | Attached | Outputs

@@ -192,6 +192,6 @@ def _cpu_flags() -> set[str]:
 
 
 def _cache_bytes(num_workers: int) -> int:
-    """Half of the memory that is free now, at most 4 GiB, shared by the workers. Pages are only taken as they fill."""
+    """A quarter of the memory that is free now, at most 2 GiB, shared by the workers. Pages are taken as they fill."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(min(available // 2, 4 * _GIB) // num_workers, 1 << 20)
+    return max(min(available // 4, 2 * _GIB) // num_workers, 1 << 20)

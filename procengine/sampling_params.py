@@ -6,7 +6,7 @@ a vocabulary or a limit of the server (that is `validation`).
 
 from __future__ import annotations
 
-import math
+import sys
 
 import msgspec
 
@@ -53,15 +53,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        _check_range("temperature", self.temperature, 0.0, math.inf, "0 or more")
+        _check_range("temperature", self.temperature, 0.0, sys.float_info.max, "0 or more")
         _check_range("top_p", self.top_p, 0.0, 1.0, "more than 0 and at most 1", low_open=True)
         _check_range("min_p", self.min_p, 0.0, 1.0, "between 0 and 1")
         _check_int("top_k", self.top_k, -1, None)
         _check_int("seed", self.seed, -_MAX_SEED - 1, _MAX_SEED)
         _check_int("max_tokens", self.max_tokens, 1, None)
         _check_int("logprobs", self.logprobs, 0, None)
+        _check_list("stop_token_ids", self.stop_token_ids)
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, None)
+        if not isinstance(self.stop, str):
+            _check_list("stop", self.stop)
         if any(not isinstance(text, str) or not text for text in self.stop_strings):
             raise InvalidRequestError(f"stop: every stop string must be a non-empty string, got {self.stop!r}")
 
@@ -79,8 +82,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def _check_range(field: str, value: float, low: float, high: float, allowed: str, *, low_open: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequestError(f"{field}: must be a number, got {value!r}")
-    if not math.isfinite(value) or value < low or value > high or (low_open and value == low):
+    if not low <= value <= high or (low_open and value == low):  # NaN compares as false
         raise InvalidRequestError(f"{field}: must be finite and {allowed}, got {value!r}")
+
+
+def _check_list(field: str, value: object) -> None:
+    if not isinstance(value, list | tuple):
+        raise InvalidRequestError(f"{field}: must be a list, got {value!r}")
 
 
 def _check_int(field: str, value: int | None, low: int, high: int | None) -> None:

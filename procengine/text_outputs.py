@@ -199,6 +199,8 @@ class TextOutputs:
     ) -> Delta:
         register = choice.register
         is_first, choice.has_sent = not choice.has_sent, True
+        # Once, whenever it is known: Admitted comes over another socket than the results and may be behind them.
+        num_cached_tokens, choice.num_cached_tokens = choice.num_cached_tokens, None
         delta = Delta(
             register.request_id,
             register.index,
@@ -208,7 +210,7 @@ class TextOutputs:
             stop_reason,
             choice.new_logprobs or None,
             register.prompt_token_ids if is_first else None,
-            choice.num_cached_tokens if is_first else None,
+            num_cached_tokens,
             error,
         )
         choice.new_token_ids = []

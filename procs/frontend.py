@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 import uvloop
 import zmq
@@ -24,6 +23,7 @@ from procengine.engine import Engine, admitted_message
 from procengine.errors import InvalidRequestError, OverloadedError, ProcengineError, ProtocolError, ShuttingDownError
 from procengine.messages import (
     PROTOCOL_VERSION,
+    UNREADABLE,
     Abort,
     ChildStats,
     ClientGone,
@@ -136,7 +136,7 @@ class Frontend:
         client, data = frames[0], frames[-1]
         try:
             message = decode_from_client(data)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self._reject(client, "", ProtocolError(f"message: not a message of this protocol: {error}"))
             return
         match message:
@@ -206,7 +206,7 @@ class Frontend:
     def _decode_body(self, message: Submit) -> Any:
         try:
             return self._parts[message.workflow].decode_body(message.body)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise InvalidRequestError(_without_path_root(str(error))) from error
 
     def _on_tokens(self, client: bytes, message: Submit, body: Any, tokens: list[int] | ProcengineError) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import os
 from collections.abc import Callable
 
-import msgspec
 import numpy as np
 import uvloop
 import zmq
@@ -19,6 +18,7 @@ from procengine import ipc
 from procengine.child import Child, run_child
 from procengine.messages import (
     PROTOCOL_VERSION,
+    UNREADABLE,
     Admitted,
     Attached,
     ChildStats,
@@ -131,7 +131,7 @@ class Output:
     def _on_client(self, frames: list[bytes]) -> None:
         try:
             decode_from_output_peer(frames[-1])
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return  # not of this protocol: whoever it is has no requests here
         ipc.send_routed(self._client_socket, frames[0], encode(Attached(PROTOCOL_VERSION)))
         self._clients.poke()

@@ -27,6 +27,7 @@ __all__ = ["GenerateBody", "GeneratePlanner", "accept", "register"]
 # The bits of kernels.sampling.SamplingFeatures, which this side may not import.
 _RANDOM, _TOP_K, _TOP_P, _MIN_P = 1, 2, 4, 8
 _MAX_PRIORITY = 2**31
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -132,7 +133,8 @@ def _row_sampling(params: SamplingParams, drawn_seed: int, vocab_size: int) -> R
     features |= _TOP_K if top_k else 0
     features |= _TOP_P if params.top_p < 1.0 else 0
     features |= _MIN_P if params.min_p > 0.0 else 0
-    return RowSampling(seed, params.temperature, top_k, params.top_p, params.min_p, num_logprobs, features)
+    temperature = min(params.temperature, _MAX_FLOAT32)  # the worker's are float32
+    return RowSampling(seed, temperature, top_k, params.top_p, params.min_p, num_logprobs, features)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,148 @@
+"""What the metadata of a GGUF file says, as a `ModelConfig`: `GGUFConfig(file).resolve()`.
+
+Owns: how GGUF keys and tensor names map to `ModelConfig`; defaults for absent keys are those of llama.cpp. Never does:
+default silently: what the engine cannot run exactly is a ModelError here, not a wrong answer later. `name` and
+`tokenizer_path` are left to the caller, who knows what was asked for and where the converted tokenizer goes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from procengine.config import DType, ModelConfig, RopeScaling
+from procengine.errors import ModelError
+from procengine.gguf_file import GGUFFile
+from procengine.gguf_tokenizer import end_token_ids, token_text
+from procengine.rope_scaling import llama3_divisors, yarn_mscale
+
+__all__ = ["GGUFConfig"]
+
+_Architecture = Literal["llama", "qwen2", "qwen3"]
+_DEFAULT_ROPE_THETA = 10000.0
+
+
+class GGUFConfig:
+    """One resolution of a GGUF file; keys without a prefix are those of its architecture (`llama.*`)."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.architecture = self._find_architecture()
+
+    def resolve(self) -> ModelConfig:
+        metadata = self.file.metadata
+        bos = metadata.get("tokenizer.ggml.bos_token_id")
+        template = metadata.get("tokenizer.chat_template")
+        return ModelConfig(
+            name="",
+            path=str(self.file.path),
+            format="gguf",
+            architecture=self.architecture,
+            **self._sizes(),
+            rms_norm_eps=float(self._value("attention.layer_norm_rms_epsilon")),
+            rope_theta=float(self._value("rope.freq_base", _DEFAULT_ROPE_THETA)),
+            rope_scaling=self._rope_scaling(),
+            tie_word_embeddings="output.weight" not in self.file.tensors,
+            qkv_bias="blk.0.attn_q.bias" in self.file.tensors,
+            attention_output_bias="blk.0.attn_output.bias" in self.file.tensors,
+            mlp_bias="blk.0.ffn_gate.bias" in self.file.tensors,
+            qk_norm="blk.0.attn_q_norm.weight" in self.file.tensors,
+            sliding_window=self._value("attention.sliding_window", None) or None,
+            bos_token_id=bos,
+            eos_token_ids=end_token_ids(metadata),
+            chat_template=template if isinstance(template, str) else None,
+            chat_bos_token=token_text(metadata, bos),
+            chat_eos_token=token_text(metadata, metadata.get("tokenizer.ggml.eos_token_id")),
+            weights_dtype=self._dtype(),
+        )
+
+    def _find_architecture(self) -> _Architecture:
+        found = self.file.metadata.get("general.architecture")
+        if found not in ("llama", "qwen2", "qwen3"):  # Mistral's files say llama
+            raise self._error(f"general.architecture {found!r} is not supported; supported: llama, qwen2, qwen3")
+        if self.file.metadata.get(f"{found}.expert_count"):
+            raise self._error("mixture-of-experts models are not supported")
+        return cast(_Architecture, found)
+
+    def _sizes(self) -> dict[str, Any]:
+        hidden_size, num_heads = self._int("embedding_length"), self._int("attention.head_count")
+        head_dim = self._int("attention.key_length", hidden_size // num_heads)
+        for key in ("attention.value_length", "rope.dimension_count"):
+            if self._int(key, head_dim) != head_dim:
+                raise self._error(f"{key} is {self._int(key)}, which differs from the head size {head_dim}")
+        return {
+            "vocab_size": self._vocab_size(),
+            "hidden_size": hidden_size,
+            "intermediate_size": self._int("feed_forward_length"),
+            "num_layers": self._int("block_count"),
+            "num_heads": num_heads,
+            "num_kv_heads": self._int("attention.head_count_kv", num_heads),
+            "head_dim": head_dim,
+            "max_position_embeddings": self._int("context_length"),
+        }
+
+    def _vocab_size(self) -> int:
+        embedding = self.file.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise self._error("there is no tensor token_embd.weight of two dimensions")
+        return embedding.shape[0]
+
+    def _rope_scaling(self) -> RopeScaling:
+        kind = self._value("rope.scaling.type", "none")
+        if "rope_freqs.weight" in self.file.tensors:
+            return self._llama3_scaling()
+        if kind == "none":
+            factor = float(self._value("rope.scale_linear", 1.0))  # how files older than rope.scaling.* say it
+            return RopeScaling() if factor == 1.0 else RopeScaling(kind="linear", factor=factor)
+        if kind not in ("linear", "yarn"):
+            raise self._error(f"rope scaling {kind!r} is not supported; supported: none, linear, yarn, llama3")
+        factor = float(self._value("rope.scaling.factor"))
+        trained = self._int("rope.scaling.original_context_length", self._int("context_length"))
+        scale = float(self._value("rope.scaling.attn_factor", 1.0))
+        return RopeScaling(
+            kind=kind,
+            factor=factor,
+            original_max_position_embeddings=trained,
+            beta_fast=float(self._value("rope.scaling.yarn_beta_fast", 32.0)),
+            beta_slow=float(self._value("rope.scaling.yarn_beta_slow", 1.0)),
+            attention_factor=None if scale == 1.0 else scale * yarn_mscale(factor, 1.0),
+        )
+
+    def _llama3_scaling(self) -> RopeScaling:
+        """Llama 3.1's scaling is not in the metadata but as a tensor of divisors of the frequencies.
+
+        Its longest wavelengths are divided by `factor`; the other numbers are Llama 3's own, and are checked.
+        """
+        stored = self.file.tensor_bytes("rope_freqs.weight").view(np.float32)
+        scaling = RopeScaling(kind="llama3", factor=float(stored[-1]), original_max_position_embeddings=8192)
+        head_dim = self._int("rope.dimension_count", 2 * len(stored))
+        theta = float(self._value("rope.freq_base", _DEFAULT_ROPE_THETA))
+        if not np.allclose(stored, llama3_divisors(scaling, theta, head_dim), rtol=1e-3):
+            raise self._error("rope_freqs.weight holds a rope scaling that is not Llama 3's, which is not supported")
+        return scaling
+
+    def _dtype(self) -> DType:
+        num_bytes: dict[str, int] = {}
+        for info in self.file.tensors.values():
+            num_bytes[info.ggml_type.name] = num_bytes.get(info.ggml_type.name, 0) + info.nbytes
+        most = max(num_bytes, key=num_bytes.__getitem__, default="")
+        plain: dict[str, DType] = {"F32": "float32", "F16": "float16"}
+        return plain.get(most, "bfloat16")  # rounding to bfloat16 is small beside what any quantisation lost
+
+    def _value(self, key: str, *default: Any) -> Any:
+        full = f"{self.architecture}.{key}"
+        if full in self.file.metadata:
+            return self.file.metadata[full]
+        if not default:
+            raise self._error(f"the key {full} is missing")
+        return default[0]
+
+    def _int(self, key: str, *default: int) -> int:
+        value = self._value(key, *default)
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise self._error(f"{self.architecture}.{key} is {value!r}, not one positive number")
+        return value
+
+    def _error(self, message: str) -> ModelError:
+        return ModelError(f"{self.file.path}: {message}")

@@ -1,0 +1,121 @@
+"""The files of a Hugging Face model folder: `HuggingFaceFolder`.
+
+Owns: which files a folder must have, and what those beside config.json say (weights index, tokenizer, chat template,
+pooling). Never does: interpret config.json (see `hf_config`), or read a weight beyond its header.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from procengine.errors import ModelError
+
+__all__ = ["HuggingFaceFolder", "safetensors_dtype"]
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _TokenizerFile(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
+
+
+class HuggingFaceFolder:
+    """A model folder; each file is read when it is asked for. What is wrong in one is a ModelError that names it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read_json(self, name: str, missing_ok: bool = False) -> dict[str, Any]:
+        """The JSON object in the file `name`; one that is absent is empty when `missing_ok`."""
+        path = self.path / name
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except FileNotFoundError as error:
+            if missing_ok:
+                return {}
+            raise ModelError(f"{path}: there is no such file") from error
+        except (OSError, msgspec.DecodeError) as error:
+            raise ModelError(f"{path}: cannot be read: {error}") from error
+
+    def find_weights(self) -> Path:
+        """The safetensors file, or the first of its shards, all of which are there."""
+        single, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
+        if index.is_file():
+            shards = sorted({str(shard) for shard in self.read_json(index.name).get("weight_map", {}).values()})
+            missing = [shard for shard in shards if not (self.path / shard).is_file()]
+            if missing or not shards:
+                raise self.error(f"{index.name} names files that are not there: {', '.join(missing) or 'none at all'}")
+            return self.path / shards[0]
+        if single.is_file():
+            return single
+        pickled = " (pytorch_model.bin is not read: it is a pickle)" if any(self.path.glob("*.bin")) else ""
+        raise self.error(f"there is neither {single.name} nor {index.name}{pickled}")
+
+    def find_tokenizer(self) -> Path:
+        """The absolute path of tokenizer.json."""
+        path = self.path / "tokenizer.json"
+        if not path.is_file():
+            raise self.error(
+                "there is no tokenizer.json (AutoTokenizer of transformers writes one with save_pretrained)"
+            )
+        return path.absolute()
+
+    def added_token_id(self, content: str) -> int | None:
+        """The id of the special token written `content`; None when the tokenizer adds no such token."""
+        if not content:
+            return None
+        path = self.find_tokenizer()
+        try:
+            added = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile).added_tokens
+        except msgspec.DecodeError as error:
+            raise ModelError(f"{path}: not a tokenizer.json: {error}") from error
+        return next((token.id for token in added if token.content == content), None)
+
+    def chat_template(self, tokenizer_config: dict[str, Any]) -> str | None:
+        """Jinja source: a file of its own, or else what tokenizer_config.json holds."""
+        path = self.path / "chat_template.jinja"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        template = tokenizer_config.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+        return template if isinstance(template, str) else None
+
+    def pooling(self) -> Literal["last", "mean"]:
+        """How sentence-transformers would reduce hidden states; "last" when the folder says nothing."""
+        pooling = self.read_json("1_Pooling/config.json", missing_ok=True)
+        if not pooling:
+            return "last"
+        modes = {
+            key.removeprefix("pooling_mode_") for key, on in pooling.items() if key != "pooling_mode" and on is True
+        }
+        modes &= {"cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"}
+        modes |= {str(pooling["pooling_mode"])} if "pooling_mode" in pooling else set()
+        known: dict[str, Literal["last", "mean"]] = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean"}
+        if len(modes) != 1 or not modes <= known.keys():
+            raise self.error(f"1_Pooling: {', '.join(sorted(modes)) or 'no mode'} is not supported; supported: {known}")
+        return known[modes.pop()]
+
+    def error(self, message: str) -> ModelError:
+        """An error that names the folder, to be raised."""
+        return ModelError(f"{self.path}: {message}")
+
+
+def safetensors_dtype(path: Path) -> str:
+    """dtype of the first tensor; the header is a u64 length and that many bytes of JSON (safetensors' format.md)."""
+    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = msgspec.json.decode(file.read(min(length, 100 << 20)), type=dict[str, dict[str, Any]])
+    except (struct.error, msgspec.DecodeError) as error:
+        raise ModelError(f"{path}: not a safetensors file: {error}") from error
+    found = next((str(info["dtype"]) for key, info in header.items() if key != "__metadata__"), "of no tensor")
+    return names.get(found, found)

@@ -1,0 +1,42 @@
+"""What transformers generates, and how sure it was: the oracle of the greedy tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["GreedyRun", "greedy_run"]
+
+
+@dataclass(frozen=True)
+class GreedyRun:
+    """One greedy continuation. `gaps[i]`: by how much the logit of `token_ids[i]` beats the second best."""
+
+    token_ids: list[int]
+    gaps: list[float]
+
+    def until(self, stop_token_id: int | None) -> list[int]:
+        """The tokens up to the first `stop_token_id`, that one included."""
+        if stop_token_id not in self.token_ids:
+            return self.token_ids
+        return self.token_ids[: self.token_ids.index(stop_token_id) + 1]
+
+
+def greedy_run(model: Any, prompt: Sequence[int], max_tokens: int) -> GreedyRun:
+    """`model.generate` on one prompt alone, past any end token."""
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    best_two = torch.cat(output.logits).topk(2).values
+    return GreedyRun(output.sequences[0, len(prompt) :].tolist(), (best_two[:, 0] - best_two[:, 1]).tolist())

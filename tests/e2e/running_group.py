@@ -1,0 +1,76 @@
+"""A launched group with a client on it and its log in a file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from procengine import Client, RequestOutput, SamplingParams
+from procengine.groups import find_group
+from procengine.launch import launch_group
+from procengine.outputs import StreamDelta
+from procengine.resolve import EngineArgs, resolve
+
+__all__ = ["RunningGroup", "joined"]
+
+
+class RunningGroup:
+    """One group for as long as the `with` block; whatever a process of it prints is in `log`."""
+
+    def __init__(self, model: Path | str, **options: Any) -> None:
+        name = f"e2e-{os.getpid()}-{time.monotonic_ns() % 10**9}"
+        self.config = resolve(msgspec.convert({"name": name, "model": str(model), **options}, EngineArgs))
+        with ExitStack() as stack:
+            self._log = stack.enter_context(tempfile.TemporaryFile())
+            group = stack.enter_context(launch_group(self.config, log_to=self._log))
+            self.client = stack.enter_context(Client(group.endpoint))
+            self.pids = dict(find_group(group.endpoint).pids)
+            self._stack = stack.pop_all()
+
+    @property
+    def log(self) -> str:
+        """What the processes have printed so far."""
+        return os.pread(self._log.fileno(), 1 << 24, 0).decode(errors="replace")
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int] | str],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        cache_salt: str = "",
+    ) -> list[RequestOutput]:
+        """All prompts at once; requests with different salts share no cached prefix."""
+        return self.client.generate(list(prompts), params, cache_salt=cache_salt)
+
+    def num_preemptions(self) -> int:
+        """Since it was asked the last time."""
+        return int(self.client.stats(reset=True)["num_preemptions"])
+
+    def num_open_files(self) -> dict[str, int]:
+        """Descriptors that each process holds."""
+        return {name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in self.pids.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        log = self.log
+        self._stack.close()
+        assert "Traceback" not in log, log
+
+
+def joined(deltas: Sequence[StreamDelta]) -> tuple[str, list[int], str | None, int | str | None]:
+    """A whole stream as (text, token ids, finish reason, stop reason); only its last delta may have a reason."""
+    assert all(delta.finish_reason is None for delta in deltas[:-1])
+    token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+    return "".join(delta.text for delta in deltas), token_ids, deltas[-1].finish_reason, deltas[-1].stop_reason

@@ -1,0 +1,128 @@
+"""Greedy answers in float32 are those of transformers' `generate`, token for token, in every mode of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from procengine import LLM, RequestOutput
+from tests.e2e.conftest import TinyGroups
+from tests.e2e.modes import ALL_MODES, FAST_MODES, Mode
+from tests.e2e.running_group import RunningGroup
+from tests.e2e.tiny_folders import FAMILIES
+from tests.e2e.tiny_prompts import LENGTHS, MAX_TOKENS, TinyCase, fitting_batches, make_tiny_case
+
+_MIN_GAP = 1e-3  # far above what the order of float32 additions moves a logit
+
+Answers = list[tuple[list[int], str | None]]
+
+
+def answers(outputs: list[RequestOutput]) -> Answers:
+    return [(output.outputs[0].token_ids, output.outputs[0].finish_reason) for output in outputs]
+
+
+def num_cached(outputs: list[RequestOutput]) -> list[int]:
+    assert all(output.num_cached_tokens is not None for output in outputs)
+    return [output.num_cached_tokens or 0 for output in outputs]
+
+
+def run(group: RunningGroup, case: TinyCase, indices: list[int], salt: str) -> tuple[Answers, list[int]]:
+    """Answers of the prompts at `indices`, in the order of the prompts; and how much of each was cached."""
+    outputs = group.generate(
+        [case.prompts[i] for i in indices], [case.params[i] for i in indices], cache_salt=salt
+    )
+    in_order = [output for _, output in sorted(zip(indices, outputs, strict=True), key=lambda pair: pair[0])]
+    assert [output.prompt_token_ids for output in in_order] == [case.prompts[i] for i in sorted(indices)]
+    return answers(in_order), num_cached(in_order)
+
+
+def check_calm(group: RunningGroup, case: TinyCase) -> None:
+    """With room for all: each batch with a cold cache, then again with its prompts in the cache."""
+    group.num_preemptions()
+    for batch in fitting_batches(case.prompts, MAX_TOKENS):
+        expected = [case.expected[i] for i in batch]
+        cold, cached = run(group, case, batch, "calm")
+        assert cold == expected
+        assert not any(cached)
+        warm, cached = run(group, case, batch, "calm")
+        assert warm == expected
+        assert cached == [(len(case.prompts[i]) - 1) // 16 * 16 for i in batch]
+    assert group.num_preemptions() == 0
+
+
+def check_crowded(group: RunningGroup, case: TinyCase) -> None:
+    """All at once in a pool that holds a quarter of them: with a cold cache, then with the remains of that run."""
+    everything = list(range(len(case.prompts)))
+    group.num_preemptions()
+    cold, _ = run(group, case, everything, "crowded")
+    assert cold == case.expected
+    assert group.num_preemptions() > 0
+    warm, cached = run(group, case, everything[::-1], "crowded")  # the last ones first: they are still cached
+    assert warm == case.expected
+    assert sum(cached) > 0
+    assert group.num_preemptions() > 0
+
+
+def check_oracle(case: TinyCase) -> None:
+    """There is one right answer: no second best token comes close. And an end token ends some prompts and not others."""
+    assert sorted(map(len, case.prompts)) == sorted(LENGTHS)
+    assert min(chain.from_iterable(run.gaps for run in case.runs)) > _MIN_GAP, "give the model another seed"
+    reasons = [reason for _, reason in case.expected]
+    assert 3 <= reasons.count("stop") <= 13
+
+
+def test_the_oracle_is_sure_of_every_token(tiny_llama: TinyCase) -> None:
+    check_oracle(tiny_llama)
+
+
+@pytest.mark.parametrize("mode", FAST_MODES, ids=str)
+def test_prompts_that_fit_the_pool(mode: Mode, tiny_groups: TinyGroups, tiny_llama: TinyCase) -> None:
+    check_calm(tiny_groups[mode], tiny_llama)
+
+
+@pytest.mark.parametrize("mode", FAST_MODES, ids=str)
+def test_prompts_that_preempt_each_other(mode: Mode, tiny_groups: TinyGroups, tiny_llama: TinyCase) -> None:
+    check_crowded(tiny_groups[mode], tiny_llama)
+
+
+@pytest.fixture(scope="module")
+def other_families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TinyCase]]:
+    yield {
+        family: make_tiny_case(family, tmp_path_factory.mktemp(family)) for family in FAMILIES if family != "llama"
+    }
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
+def test_every_family(family: str, tmp_path: Path) -> None:
+    case = make_tiny_case(family, tmp_path)
+    check_oracle(case)
+    with LLM(str(case.folder), **Mode(2, 4, True, 1).options) as llm:
+        assert answers(llm.generate(case.prompts, case.params, use_tqdm=False)) == case.expected
+        assert llm.stats(reset=True)["num_preemptions"] > 0
+        longest = max(range(len(LENGTHS)), key=lambda index: len(case.prompts[index]))
+        (alone,) = llm.generate([case.prompts[longest]], case.params[longest], use_tqdm=False)
+        assert answers([alone]) == [case.expected[longest]]
+        assert llm.stats()["num_preemptions"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [mode for mode in ALL_MODES if mode not in FAST_MODES], ids=str)
+def test_all_other_modes(mode: Mode, tiny_llama: TinyCase) -> None:
+    with RunningGroup(tiny_llama.folder, **mode.options) as group:
+        check_calm(group, tiny_llama)
+        check_crowded(group, tiny_llama)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [1, 3])
+def test_without_a_prefix_cache(depth: int, tiny_llama: TinyCase) -> None:
+    mode = Mode(depth, 4, True, 1)
+    with RunningGroup(tiny_llama.folder, **mode.options, enable_prefix_caching=False) as group:
+        for _ in range(2):
+            found, cached = run(group, tiny_llama, list(range(len(LENGTHS))), "")
+            assert found == tiny_llama.expected
+            assert not any(cached)
+            assert group.num_preemptions() > 0

@@ -1,0 +1,105 @@
+"""What counts as a prompt, and errors that name the field which cannot be sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from procengine.client_bodies import (
+    conversations,
+    encode_body,
+    generate_body,
+    messages_body,
+    one_params_each,
+    one_prompt_body,
+    prompt_body,
+    prompt_list,
+)
+from procengine.errors import InvalidRequestError
+from procengine.sampling_params import SamplingParams
+from procengine.workflows.embed import EmbedBody
+from procengine.workflows.generate import GenerateBody
+
+
+@pytest.mark.parametrize(
+    ("given", "prompts", "is_list"),
+    [
+        ("text", ["text"], False),
+        ([1, 2], [[1, 2]], False),
+        ((1, 2), [(1, 2)], False),
+        ({"prompt": "text"}, [{"prompt": "text"}], False),
+        (["a", "b"], ["a", "b"], True),
+        ([[1], [2]], [[1], [2]], True),
+        (["a", [1]], ["a", [1]], True),
+        ([], [], True),
+    ],
+)
+def test_one_prompt_or_a_list_of_them(given: Any, prompts: list[Any], is_list: bool) -> None:
+    assert prompt_list(given) == (prompts, is_list)
+
+
+def test_numpy_ids_are_one_prompt() -> None:
+    prompts, is_list = prompt_list(np.array([1, 2], np.int32))  # type: ignore[arg-type]
+    assert (len(prompts), is_list) == (1, False)
+    assert encode_body(prompt_body(prompts[0])) == encode_body({"prompt_token_ids": [1, 2]})
+
+
+def test_one_conversation_or_a_list_of_them() -> None:
+    one = [{"role": "user", "content": "hi"}]
+    assert conversations(one) == ([one], False)
+    assert conversations([one, one]) == ([one, one], True)
+
+
+def test_sampling_params_are_shared_or_one_each() -> None:
+    a, b = SamplingParams(seed=1), SamplingParams(seed=2)
+    assert list(one_params_each(None, 2)) == [None, None]
+    assert list(one_params_each(a, 2)) == [a, a]
+    assert list(one_params_each([a, b], 2)) == [a, b]
+    with pytest.raises(InvalidRequestError, match="sampling_params: 2 were given for 3 prompts"):
+        one_params_each([a, b], 3)
+
+
+def test_prompt_or_messages_but_not_both() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert one_prompt_body("x", None) == {"prompt": "x"}
+    assert one_prompt_body(None, messages) == {"messages": messages}
+    for given in ((None, None), ("x", messages)):
+        with pytest.raises(InvalidRequestError, match="exactly one of prompt and messages"):
+            one_prompt_body(*given)
+
+
+def test_generate_body_is_what_the_frontend_reads() -> None:
+    params = SamplingParams(temperature=0.5, stop=("a",), logprobs=2)
+    data = encode_body(generate_body(prompt_body([1, 2]), params, 3, "salt"))
+    assert msgspec.msgpack.decode(data, type=GenerateBody) == GenerateBody(
+        prompt_token_ids=[1, 2], sampling_params=params, priority=3, cache_salt="salt"
+    )
+
+
+def test_embed_and_message_bodies_are_what_the_frontend_reads() -> None:
+    assert msgspec.msgpack.decode(encode_body(prompt_body("x")), type=EmbedBody) == EmbedBody(prompt="x")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    assert msgspec.msgpack.decode(encode_body(messages_body(messages)), type=EmbedBody) == EmbedBody(messages=messages)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": "a\ud800"}, "prompt: character 1 is a lone surrogate"),
+        ({"messages": [{"content": "\udfff"}]}, "messages: character 0 is a lone surrogate"),
+        ({"prompt_token_ids": [1, 2**64]}, "prompt_token_ids: holds an integer that does not fit into 64 bits"),
+        ({"prompt": "x", "messages": [{"content": object()}]}, "messages: holds a value that cannot be sent"),
+        ({"prompt": "x", "cache_salt": "\ud800"}, "cache_salt: character 0"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        encode_body(body)
+
+
+def test_ids_that_are_no_integers_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="prompt_token_ids: must be a list of integers"):
+        prompt_body([1, 2.5])  # type: ignore[list-item]

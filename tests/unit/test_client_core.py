@@ -1,0 +1,227 @@
+"""The protocol as a client sees it, without sockets: what is sent, and what each incoming message ends."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from procengine.client_bodies import generate_body, prompt_body
+from procengine.client_core import ClientCore, Pending
+from procengine.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    ProcengineError,
+    ProtocolError,
+    RequestFailedError,
+)
+from procengine.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Attach,
+    Attached,
+    Delta,
+    Embedding,
+    GetStats,
+    Hello,
+    Outputs,
+    Rejected,
+    Stats,
+    Submit,
+    Welcome,
+    decode_from_client,
+    decode_from_output_peer,
+    encode,
+)
+
+MAX_BYTES = 1000
+
+
+def welcome(version: int = PROTOCOL_VERSION) -> bytes:
+    return encode(Welcome(version, "g", "m", "ipc://out", 100, 50, ("generate", "embed"), MAX_BYTES))
+
+
+def outputs(*items: Delta | Embedding) -> bytes:
+    return encode(Outputs(list(items)))
+
+
+@pytest.fixture
+def core() -> ClientCore:
+    """A core that has shaken hands."""
+    made = ClientCore()
+    made.hello()
+    made.receive(welcome())
+    made.attach()
+    made.receive(encode(Attached(PROTOCOL_VERSION)))
+    assert not made.has_pending
+    return made
+
+
+def submit(core: ClientCore, request_id: str | None = None) -> Pending:
+    return core.submit("generate", prompt_body("hi"), request_id)[0]
+
+
+def test_hands_are_shaken_with_both_processes() -> None:
+    core = ClientCore()
+    question, frame = core.hello()
+    assert decode_from_client(frame) == Hello(PROTOCOL_VERSION)
+    core.receive(welcome())
+    assert question.answer(Welcome).output_endpoint == "ipc://out"
+    question, frame = core.attach()
+    assert decode_from_output_peer(frame) == Attach(PROTOCOL_VERSION)
+    core.receive(encode(Attached(PROTOCOL_VERSION)))
+    assert question.answer(Attached) == Attached(PROTOCOL_VERSION)
+
+
+def test_group_of_another_version_is_an_error() -> None:
+    core = ClientCore()
+    question, _ = core.hello()
+    core.receive(welcome(PROTOCOL_VERSION + 1))
+    with pytest.raises(ProtocolError, match="speaks protocol version 2, this client speaks 1"):
+        question.answer(Welcome)
+
+
+def test_refused_hello_is_an_error() -> None:
+    core = ClientCore()
+    question, _ = core.hello()
+    core.receive(encode(Rejected("", "protocol", "too old")))
+    with pytest.raises(ProtocolError, match="too old"):
+        question.answer(Welcome)
+
+
+def test_submit_is_encoded_as_the_frontend_reads_it(core: ClientCore) -> None:
+    pending, frame = core.submit("generate", generate_body({"prompt": "hi"}, None))
+    message = decode_from_client(frame)
+    assert isinstance(message, Submit)
+    assert (message.request_id, message.workflow) == (pending.request_id, "generate")
+    assert msgspec.msgpack.decode(message.body) == {"prompt": "hi", "sampling_params": {}}
+
+
+def test_deltas_go_to_their_requests_in_order(core: ClientCore) -> None:
+    a, b = submit(core), submit(core)
+    core.receive(outputs(Delta(a.request_id, 0, "1", [1]), Delta(b.request_id, 0, "x", [9])))
+    core.receive(outputs(Delta(a.request_id, 0, "2", [2], "length")))
+    assert [d.text for d in a.take_deltas()] == ["1", "2"]
+    assert [d.text for d in b.take_deltas()] == ["x"]
+    assert (a.is_done, b.is_done, core.running_ids()) == (True, False, [b.request_id])
+
+
+def test_callbacks_tell_of_items_and_of_the_end(core: ClientCore) -> None:
+    events: list[str] = []
+    pending, _ = core.submit(
+        "generate", prompt_body("hi"), None, lambda p: events.append(f"end {p.is_done}"), lambda: events.append("item")
+    )
+    core.receive(outputs(Delta(pending.request_id, 0, "1", [1])))
+    core.receive(outputs(Delta(pending.request_id, 0, "2", [2], "stop")))
+    assert events == ["item", "end True"]
+
+
+def test_rejection_ends_one_request_with_the_error_it_means(core: ClientCore) -> None:
+    a, b = submit(core), submit(core)
+    core.receive(encode(Rejected(a.request_id, "overloaded", "full")))
+    assert (a.is_done, b.is_done) == (True, False)
+    with pytest.raises(OverloadedError, match="full"):
+        a.raise_error()
+
+
+def test_rejection_without_an_id_ends_everything(core: ClientCore) -> None:
+    a, b = submit(core), submit(core)
+    question, _ = core.get_stats(reset=False)
+    core.receive(encode(Rejected("", "engine_dead", "worker-0 died")))
+    for pending in (a, b, question):
+        with pytest.raises(EngineDeadError, match="worker-0 died"):
+            pending.raise_error()
+    assert not core.has_pending
+
+
+def test_error_as_finish_reason_is_raised(core: ClientCore) -> None:
+    pending = submit(core)
+    core.receive(outputs(Delta(pending.request_id, 0, "", [], "error", error="it broke")))
+    with pytest.raises(RequestFailedError, match="it broke"):
+        pending.raise_error()
+
+
+@pytest.mark.parametrize(("finish_reason", "is_error"), [("stop", False), ("abort", True), ("error", True)])
+def test_embedding_ends_its_request(core: ClientCore, finish_reason: str, is_error: bool) -> None:
+    pending, _ = core.submit("embed", prompt_body([1, 2]))
+    core.receive(outputs(Embedding(pending.request_id, b"", [1, 2], finish_reason)))
+    if is_error:
+        with pytest.raises(RequestFailedError):
+            pending.answer(Embedding)
+    else:
+        assert pending.answer(Embedding).prompt_token_ids == [1, 2]
+
+
+def test_abort_names_a_running_request_only(core: ClientCore) -> None:
+    pending = submit(core, "mine")
+    assert decode_from_client(core.abort("mine") or b"") == Abort("mine")
+    assert not pending.is_done  # its terminal message is still to come
+    assert core.abort("never") is None
+
+
+def test_what_comes_for_an_abandoned_request_is_dropped(core: ClientCore) -> None:
+    pending = submit(core)
+    assert decode_from_client(core.abandon(pending) or b"") == Abort(pending.request_id)
+    core.receive(outputs(Delta(pending.request_id, 0, "late", [1], "abort")))
+    core.receive(encode(Rejected(pending.request_id, "overloaded", "full")))
+    assert pending.take_deltas() == []
+    assert core.abandon(pending) is None
+
+
+def test_request_ids_are_unique_among_running_requests(core: ClientCore) -> None:
+    chosen = submit(core, "r1")
+    assert len({chosen.request_id, submit(core).request_id, submit(core).request_id}) == 3
+    with pytest.raises(InvalidRequestError, match="'r1' is in use"):
+        submit(core, "r1")
+    core.receive(outputs(Delta("r1", 0, "", [], "stop")))
+    submit(core, "r1")
+
+
+@pytest.mark.parametrize("request_id", ["", "a\ud800", "a\nb"])
+def test_request_id_that_is_no_text_is_refused(core: ClientCore, request_id: str) -> None:
+    with pytest.raises(InvalidRequestError, match="request_id"):
+        submit(core, request_id)
+
+
+def test_request_over_the_limit_is_refused_here(core: ClientCore) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=rf"prompt: the request has \d+ bytes.*max_request_bytes\) is {MAX_BYTES}"
+    ):
+        core.submit("generate", prompt_body("x" * MAX_BYTES))
+    assert not core.has_pending
+
+
+def test_stats_are_answered_in_order(core: ClientCore) -> None:
+    first, frame = core.get_stats(reset=True)
+    second, _ = core.get_stats(reset=False)
+    assert decode_from_client(frame) == GetStats(reset=True)
+    core.receive(encode(Stats({"n": 1})))
+    core.receive(encode(Stats({"n": 2})))
+    assert (first.answer(Stats).values, second.answer(Stats).values) == ({"n": 1}, {"n": 2})
+
+
+def test_unreadable_message_ends_everything(core: ClientCore) -> None:
+    pending = submit(core)
+    core.receive(b"\xc1")
+    with pytest.raises(ProtocolError):
+        pending.raise_error()
+
+
+def test_dead_group_refuses_what_comes_after(core: ClientCore) -> None:
+    pending = submit(core)
+    core.die(EngineDeadError("gone"))
+    for attempt in (pending.raise_error, lambda: submit(core), lambda: core.get_stats(reset=False)):
+        with pytest.raises(EngineDeadError, match="gone"):
+            attempt()
+
+
+def test_each_raise_is_a_new_exception(core: ClientCore) -> None:
+    pending = submit(core)
+    core.die(EngineDeadError("gone"))
+    raised: list[ProcengineError] = []
+    for _ in range(2):
+        try:
+            pending.raise_error()
+        except ProcengineError as error:
+            raised.append(error)
+    assert raised[0] is not raised[1]

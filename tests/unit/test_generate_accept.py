@@ -1,0 +1,238 @@
+"""What a generation request may ask of this model, and what becomes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from procengine.config import LimitsConfig
+from procengine.errors import InvalidRequestError
+from procengine.request import Request, RowSampling
+from procengine.sampling_params import SamplingParams
+from procengine.workflows.generate import GenerateBody, accept, register
+from procengine.workflows.prompt import ModelFacts
+
+VOCAB = 49152
+EOS = (2, 0)
+
+
+@dataclass(frozen=True)
+class Identity:
+    key: int = 7
+    client: bytes = b"client"
+    request_id: str = "r"
+    seed: int = 99
+
+
+def facts(**changes: Any) -> ModelFacts:
+    values: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "max_model_len": 8192,
+        "pool_tokens": 1 << 20,
+        "max_num_batched_tokens": 2048,
+        "eos_token_ids": EOS,
+        "limits": LimitsConfig(),
+    }
+    return ModelFacts(**(values | changes))
+
+
+def accepted(token_ids: list[int], model: ModelFacts | None = None, **params: Any) -> Request:
+    body = GenerateBody(prompt_token_ids=token_ids, sampling_params=SamplingParams(**params))
+    return accept(body, token_ids, model or facts(), Identity())
+
+
+def refusal(token_ids: list[int], model: ModelFacts | None = None, **params: Any) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        accepted(token_ids, model, **params)
+    return str(caught.value)
+
+
+# --- VAL-02
+
+
+@pytest.mark.parametrize("wrong", [VOCAB, -1, 5279552648203111001, 2**64])
+def test_val_02_id_outside_the_vocabulary_is_refused_by_value(wrong: int) -> None:
+    for token_ids in ([wrong], [1, wrong, 3]):
+        text = f"prompt_token_ids: {wrong} is not a token of this model; ids go from 0 to 49151"
+        assert refusal(token_ids) == text
+
+
+def test_val_02_first_and_last_id_are_accepted() -> None:
+    assert accepted([0, VOCAB - 1]).prompt_token_ids.tolist() == [0, VOCAB - 1]
+
+
+@pytest.mark.parametrize("wrong", [1.5, True, None, "1"])
+def test_val_02_what_is_no_integer_does_not_decode(wrong: Any) -> None:
+    data = msgspec.msgpack.encode({"prompt_token_ids": [1, wrong]})
+    with pytest.raises(msgspec.ValidationError, match="Expected `int`.*prompt_token_ids"):
+        msgspec.msgpack.decode(data, type=GenerateBody)
+
+
+# --- VAL-01, VAL-03
+
+
+@pytest.mark.parametrize("field", ["prompt", "prompt_token_ids", "messages"])
+def test_val_01_empty_prompt_is_refused_by_field(field: str) -> None:
+    empty: Any = "" if field == "prompt" else []
+    with pytest.raises(InvalidRequestError, match=f"^{field}: must not be empty"):
+        GenerateBody(**{field: empty})
+
+
+def test_val_01_text_that_becomes_no_token_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="prompt: must have at least one token, got 0"):
+        accept(GenerateBody(prompt="x"), [], facts(), Identity())
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"prompt": "a", "prompt_token_ids": [1]}, {"prompt": "a", "messages": [{"role": "user"}]}]
+)
+def test_exactly_one_kind_of_prompt_must_be_given(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="prompt: exactly one of"):
+        GenerateBody(**fields)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_tokens", "end"),
+    [(8190, 1, 8191), (8190, 2, 8192), (8191, 1, 8192), (8190, None, 8192), (8191, None, 8192), (5, None, 8192)],
+)
+def test_val_03_what_fits_the_context_runs_to_the_last_position(
+    num_tokens: int, max_tokens: int | None, end: int
+) -> None:
+    assert accepted([1] * num_tokens, max_tokens=max_tokens).end_position == end
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_tokens", "numbers"),
+    [
+        (8191, 2, ("8191", "8193", "8192")),
+        (8192, 1, ("8192",)),
+        (8192, None, ("8192",)),
+        (8193, 1, ("8193", "8192")),
+        (8193, None, ("8193", "8192")),
+        (100_000, 1, ("100000", "8192")),
+        (5, 10**12, ("1000000000000", "8192")),
+    ],
+)
+def test_val_03_what_does_not_fit_is_refused_with_both_numbers(
+    num_tokens: int, max_tokens: int | None, numbers: tuple[str, ...]
+) -> None:
+    text = refusal([1] * num_tokens, max_tokens=max_tokens)
+    assert all(number in text for number in numbers)
+    assert "max_model_len" in text
+
+
+# --- SCH-01: the pool is a limit too
+
+
+def test_sch_01_prompt_over_the_pool_is_refused_at_once() -> None:
+    small = facts(pool_tokens=640, max_model_len=2048)
+    assert refusal([1] * 700, small) == "prompt: has 700 tokens, the KV cache of a worker holds 640"
+
+
+@pytest.mark.parametrize(("num_tokens", "max_tokens", "end"), [(600, 200, 640), (600, 10, 610), (640, 5, 640)])
+def test_sch_01_request_that_outgrows_the_pool_ends_with_it(num_tokens: int, max_tokens: int, end: int) -> None:
+    assert accepted([1] * num_tokens, facts(pool_tokens=640, max_model_len=2048), max_tokens=max_tokens).end_position == end
+
+
+# --- stops, logprobs, priority
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"stop": ("a",) * 17}, "stop: at most 16 stop strings are allowed, got 17"),
+        ({"stop": ("é" * 2049,)}, "stop: at most 4096 bytes in all are allowed, got 4098"),
+        ({"stop_token_ids": (1,) * 65}, "stop_token_ids: at most 64 ids are allowed, got 65"),
+        ({"stop_token_ids": (VOCAB,)}, f"stop_token_ids: {VOCAB} is not a token of this model; ids go from 0 to 49151"),
+        ({"logprobs": 21}, "logprobs: at most 20 alternatives are allowed, got 21"),
+    ],
+)
+def test_limits_of_the_server_are_named(params: dict[str, Any], message: str) -> None:
+    assert refusal([1], **params) == message
+
+
+@pytest.mark.parametrize(
+    "params", [{"stop": ("a",) * 16}, {"stop": ("é" * 2048,)}, {"stop_token_ids": (VOCAB - 1,) * 64}, {"logprobs": 20}]
+)
+def test_limits_themselves_are_allowed(params: dict[str, Any]) -> None:
+    assert accepted([1], **params).key == 7
+
+
+@pytest.mark.parametrize("priority", [2**31 + 1, -(2**31) - 1])
+def test_priority_out_of_range_is_refused(priority: int) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^priority: .*{priority}"):
+        accept(GenerateBody(prompt_token_ids=[1], priority=priority), [1], facts(), Identity())
+
+
+@pytest.mark.parametrize(
+    ("params", "stops"),
+    [
+        ({}, EOS),
+        ({"stop_token_ids": (5,)}, (*EOS, 5)),
+        ({"ignore_eos": True}, ()),
+        ({"ignore_eos": True, "stop_token_ids": (2,)}, (2,)),
+    ],
+)
+def test_model_ends_and_own_stop_tokens_add_up(params: dict[str, Any], stops: tuple[int, ...]) -> None:
+    assert accepted([1], **params).stop_token_ids == stops
+
+
+# --- what the worker gets
+
+
+@pytest.mark.parametrize(
+    ("params", "row"),
+    [
+        ({"temperature": 0}, RowSampling(99)),
+        ({"temperature": 1e-7, "top_k": 5, "top_p": 0.5}, RowSampling(99)),  # greedy: nothing else matters
+        ({}, RowSampling(99, 1.0, features=1)),
+        ({"seed": 5, "temperature": 0.5}, RowSampling(5, 0.5, features=1)),
+        ({"seed": 0}, RowSampling(0, 1.0, features=1)),
+        ({"top_k": 5}, RowSampling(99, 1.0, 5, features=3)),
+        ({"top_k": -1}, RowSampling(99, 1.0, features=1)),
+        ({"top_k": VOCAB}, RowSampling(99, 1.0, features=1)),  # SMP-03: all of them is no limit
+        ({"top_k": 9_999_999}, RowSampling(99, 1.0, features=1)),
+        ({"top_k": VOCAB - 1}, RowSampling(99, 1.0, VOCAB - 1, features=3)),
+        ({"top_p": 0.5}, RowSampling(99, 1.0, top_p=0.5, features=5)),
+        ({"min_p": 0.5}, RowSampling(99, 1.0, min_p=0.5, features=9)),
+        ({"logprobs": 0}, RowSampling(99, 1.0, num_logprobs=0, features=1)),  # SMP-12: 0 is not off
+        ({"logprobs": 3, "temperature": 0}, RowSampling(99, num_logprobs=3)),
+    ],
+)
+def test_row_values(params: dict[str, Any], row: RowSampling) -> None:
+    assert accepted([1], **params).sampling == row
+
+
+@pytest.mark.parametrize("temperature", [1e39, 1e300])
+def test_temperature_beyond_float32_is_its_largest_value(temperature: float) -> None:
+    sampling = accepted([1], temperature=temperature).sampling
+    assert np.isfinite(np.array([sampling.temperature], np.float32)).all()
+
+
+def test_register_tells_the_output_process_what_it_needs() -> None:
+    body = GenerateBody(
+        prompt_token_ids=[1, 3],
+        sampling_params=SamplingParams(
+            max_tokens=9, stop=("x",), stop_token_ids=(5,), include_stop_str_in_output=True, logprobs=2
+        ),
+    )
+    message = register(accept(body, [1, 3], facts(), Identity()), body)
+    assert (message.key, message.client, message.request_id, message.workflow) == (7, b"client", "r", "generate")
+    assert (message.prompt_token_ids, message.end_position) == ([1, 3], 11)
+    assert (message.stop_token_ids, message.requested_stop_token_ids, message.stop) == ((*EOS, 5), (5,), ("x",))
+    assert (message.include_stop_str_in_output, message.skip_special_tokens, message.num_logprobs) == (True, True, 2)
+
+
+def test_cache_salt_is_part_of_the_request() -> None:
+    body = GenerateBody(prompt_token_ids=[1], cache_salt="ü")
+    assert accept(body, [1], facts(), Identity()).cache_salt == "ü".encode()
+
+
+def test_text_that_is_not_utf_8_does_not_decode() -> None:
+    data = msgspec.msgpack.encode({"prompt_token_ids": [1], "cache_salt": "abc"}).replace(b"abc", b"\xed\xa0\x80")
+    with pytest.raises(msgspec.DecodeError, match="UTF-8"):
+        msgspec.msgpack.decode(data, type=GenerateBody)

@@ -1,0 +1,151 @@
+"""The window of steps in flight, and workflows that take turns in it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+
+from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
+from procengine.pipeline import Pipeline, PlannedStep
+
+NONE = np.zeros(0, np.int32)
+
+
+class FakePlanner:
+    """Has `num_steps` steps to give; `wants_late_plan` as it is told."""
+
+    def __init__(self, name: str, num_steps: int, passes: int = 1) -> None:
+        self.name = name
+        self.num_steps = num_steps
+        self.passes = passes
+        self.wants_late_plan = False
+        self.applied: list[tuple[object, int]] = []
+
+    @property
+    def num_unfinished(self) -> int:
+        return self.num_steps
+
+    def add(self, request: Any) -> None: ...
+    def finish(self, request: Any) -> None: ...
+
+    def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None:
+        if not self.num_steps:
+            return None
+        self.num_steps -= 1
+        if self.name == "embed":
+            return PlannedStep(EmbedInput(step_id, epoch, 1, 1, 1, ()), NONE, f"embed-{step_id}", [], False)
+        header = StepInput(step_id, epoch, 1, 1, 1, 1, self.passes, 1, 1, 0, -1, ())
+        return PlannedStep(header, NONE, f"{self.name}-{step_id}", [], True)
+
+    def apply(self, sent: object, header: Any, payload: Any) -> list[tuple[Any, str]]:
+        self.applied.append((sent, header.step_id))
+        return [(sent, "stop")]
+
+
+def pipeline(*planners: FakePlanner, depth: int = 2, epoch: int = 0) -> Pipeline:
+    return Pipeline(0, {planner.name: planner for planner in planners}, depth, epoch)
+
+
+def names(pipe: Pipeline) -> list[str]:
+    sent = []
+    while (step := pipe.next_step()) is not None:
+        sent.append(str(step.sent))
+    return sent
+
+
+def result(step_id: int, *, micro_step: int = 0, is_last: bool = True, epoch: int = 0) -> StepResult:
+    return StepResult(0, epoch, step_id, micro_step, is_last, 0, 0, ())
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_window_holds_as_many_steps_as_its_depth(depth: int) -> None:
+    pipe = pipeline(FakePlanner("generate", 10), depth=depth)
+    assert names(pipe) == [f"generate-{i}" for i in range(depth)]
+    pipe.apply(result(0), NONE)
+    assert names(pipe) == [f"generate-{depth}"]
+    assert pipe.num_in_flight == depth
+    assert pipe.num_steps == depth + 1
+
+
+def test_window_shrinks_to_one_while_a_prompt_waits_and_opens_again() -> None:
+    planner = FakePlanner("generate", 10)
+    pipe = pipeline(planner, depth=3)
+    planner.wants_late_plan = True
+    assert len(names(pipe)) == 1
+    planner.wants_late_plan = False
+    assert len(names(pipe)) == 2
+    planner.wants_late_plan = True
+    for step_id in range(2):
+        pipe.apply(result(step_id), NONE)
+        assert names(pipe) == []
+    pipe.apply(result(2), NONE)
+    assert len(names(pipe)) == 1
+
+
+def test_step_with_several_results_leaves_the_window_with_the_last() -> None:
+    planner = FakePlanner("generate", 2, passes=3)
+    pipe = pipeline(planner, depth=1)
+    names(pipe)
+    for micro_step in range(3):
+        assert pipe.num_in_flight == 1
+        pipe.apply(result(0, micro_step=micro_step, is_last=micro_step == 2), NONE)
+    assert pipe.num_in_flight == 0
+    assert planner.applied == [("generate-0", 0)] * 3
+
+
+def test_workflows_take_turns_and_results_go_to_who_planned_the_step() -> None:
+    generate, embed = FakePlanner("generate", 3), FakePlanner("embed", 3)
+    pipe = pipeline(generate, embed, depth=6)
+    assert names(pipe) == ["generate-0", "embed-1", "generate-2", "embed-3", "generate-4", "embed-5"]
+    for step_id in range(6):
+        is_embed = step_id % 2
+        pipe.apply(EmbedResult(0, 0, step_id, 0, 0, ()) if is_embed else result(step_id), NONE)
+    assert [sent for sent, _ in embed.applied] == ["embed-1", "embed-3", "embed-5"]
+    assert [sent for sent, _ in generate.applied] == ["generate-0", "generate-2", "generate-4"]
+    assert pipe.num_in_flight == 0
+
+
+@pytest.mark.parametrize("idle", ["generate", "embed"])
+def test_workflow_with_nothing_to_do_does_not_hold_up_the_other(idle: str) -> None:
+    generate = FakePlanner("generate", 0 if idle == "generate" else 4)
+    embed = FakePlanner("embed", 0 if idle == "embed" else 4)
+    pipe = pipeline(generate, embed, depth=2)
+    assert len(names(pipe)) == 2
+    pipe.apply(result(0) if idle == "embed" else EmbedResult(0, 0, 0, 0, 0, ()), NONE)
+    assert len(names(pipe)) == 1
+    assert pipe.num_unfinished == 1
+
+
+def test_both_workflows_go_on_while_prompts_keep_coming() -> None:
+    generate, embed = FakePlanner("generate", 5), FakePlanner("embed", 5)
+    generate.wants_late_plan = True
+    pipe = pipeline(generate, embed, depth=2)
+    under_way: deque[str] = deque()
+    order: list[str] = []
+    for step_id in range(10):
+        new = names(pipe)
+        under_way.extend(new)
+        order += new
+        is_embed = under_way.popleft().startswith("embed")
+        pipe.apply(EmbedResult(0, 0, step_id, 0, 0, ()) if is_embed else result(step_id), NONE)
+    assert sum(name.startswith("generate") for name in order) == 5
+    assert sum(name.startswith("embed") for name in order) == 5
+
+
+def test_result_of_another_epoch_is_dropped() -> None:
+    planner = FakePlanner("generate", 1)
+    pipe = pipeline(planner, epoch=1)
+    names(pipe)
+    assert pipe.apply(result(0, epoch=0), NONE) == []
+    assert pipe.num_in_flight == 1
+    assert pipe.apply(result(0, epoch=1), NONE) == [("generate-0", "stop")]
+
+
+def test_result_out_of_order_is_our_own_bug_and_asserts() -> None:
+    pipe = pipeline(FakePlanner("generate", 3))
+    names(pipe)
+    with pytest.raises(AssertionError, match="result of step 1, expected 0"):
+        pipe.apply(result(1), NONE)

@@ -1,0 +1,91 @@
+"""Payload frames: what is packed comes out again, in the order that the protocol pins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from procengine.step_payload import (
+    BLOCK_UPDATE_WIDTH,
+    EMBED_SECTIONS,
+    RESULT_SECTIONS,
+    SLOT_ROW,
+    STEP_SECTIONS,
+    cut_sections,
+    join_int64,
+    pack_sections,
+    split_int64,
+)
+
+
+def test_order_of_sections_is_pinned() -> None:
+    assert STEP_SECTIONS == (
+        "slots",
+        "query_start_loc",
+        "seq_lens",
+        "sample_rows",
+        "row_steps",
+        "input_ids",
+        "positions",
+        "slot_rows",
+        "block_updates",
+    )
+    assert SLOT_ROW == (
+        "slot",
+        "key_low",
+        "key_high",
+        "seed_low",
+        "seed_high",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "num_logprobs",
+    )
+    assert BLOCK_UPDATE_WIDTH == 3
+    assert RESULT_SECTIONS == (
+        "key_words",
+        "positions",
+        "token_ids",
+        "logprob_rows",
+        "logprob_token_ids",
+        "logprobs",
+        "logprob_ranks",
+    )
+    assert EMBED_SECTIONS == ("key_words", "query_start_loc", "input_ids", "positions")
+
+
+def test_pack_and_cut_are_inverse_and_absent_sections_are_empty() -> None:
+    buffer = np.full(16, -7, np.int32)
+    sections = {"a": np.array([1, 2], np.int32), "c": np.array([3], np.int32)}
+    payload, sizes = pack_sections(("a", "b", "c"), sections, buffer)
+    assert (payload.tolist(), sizes) == ([1, 2, 3], (2, 0, 1))
+    cut = cut_sections(("a", "b", "c"), sizes, payload)
+    assert {name: values.tolist() for name, values in cut.items()} == {"a": [1, 2], "b": [], "c": [3]}
+    assert buffer[3:].tolist() == [-7] * 13
+
+
+def test_cut_gives_views_and_reads_unaligned_read_only_frames() -> None:
+    frame = b"x" + np.array([1, 2, 3], np.int32).tobytes()
+    payload = np.frombuffer(memoryview(frame)[1:], np.int32)
+    cut = cut_sections(("a", "b"), (2, 1), payload)
+    assert np.shares_memory(cut["a"], payload)
+    assert not cut["a"].flags.writeable
+    assert join_int64(cut["a"]).tolist() == [1 + (2 << 32)]
+
+
+def test_sizes_must_fit_the_names() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        cut_sections(("a", "b"), (1,), np.zeros(1, np.int32))
+
+
+def test_section_that_does_not_fit_the_buffer_is_an_error() -> None:
+    with pytest.raises(ValueError, match="broadcast"):
+        pack_sections(("a",), {"a": np.zeros(3, np.int32)}, np.zeros(2, np.int32))
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63)])
+def test_int64_words_go_low_first(value: int) -> None:
+    words = split_int64(np.array([value], np.int64))
+    assert words.tolist() == np.frombuffer(value.to_bytes(8, "little", signed=True), "<i4").tolist()
+    assert join_int64(words).tolist() == [value]
