@@ -53,7 +53,7 @@ def _from_folder(name: str, folder: Path, home: Path) -> ModelConfig:
     found = sorted(folder.glob("*.gguf"))
     # Folders of GGUF files often carry the config.json of the model that they were made from.
     if (folder / "config.json").is_file() and (any(folder.glob("*.safetensors")) or not found):
-        return _checked(HuggingFaceConfig(name, folder).resolve, folder)
+        return _checked(lambda: HuggingFaceConfig(name, folder).resolve(), folder)
     if len(found) == 1:
         return _from_gguf(name, found[0], home)
     if found:

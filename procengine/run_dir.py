@@ -3,7 +3,8 @@
 Owns: the files in it (`lock`, `group.json`). Never does: create a socket.
 
 The supervisor holds a flock on `lock` for its whole life, so whoever can take that lock knows that the group is gone:
-the kernel drops it with the process, however that ends.
+the kernel drops it with the process, however that ends. Directories come and go under a lock of their parent's, so that
+a sweep never takes one that another supervisor is just about to claim.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +30,40 @@ def claim_run_dir(path: Path) -> int:
     Raises:
         ConfigError: a running group has that name.
     """
-    path.mkdir(mode=0o700, exist_ok=True)
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(lock)
-        raise ConfigError(f"name: a group named {path.name!r} is running already; stop it or choose another") from error
-    for leftover in path.iterdir():
-        if leftover.name != "lock":
-            leftover.unlink()
+    with _locked_root(path.parent):
+        path.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            text = f"name: a group named {path.name!r} is running already; stop it or choose another"
+            raise ConfigError(text) from error
+        for leftover in path.iterdir():
+            if leftover.name != "lock":
+                leftover.unlink()
     return lock
 
 
 def sweep_stale_dirs(root: Path) -> None:
     """Remove the directories of groups whose supervisor is gone."""
-    for path in running_group_dirs(root):
-        with contextlib.suppress(OSError):  # another supervisor may sweep at the same time
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
-            except BlockingIOError:
-                pass
-            finally:
-                os.close(lock)
+    if not root.is_dir():
+        return
+    with _locked_root(root):
+        for path in running_group_dirs(root):
+            with contextlib.suppress(OSError):  # what cannot be removed may stay
+                _remove_if_stale(path)
+
+
+def _remove_if_stale(path: Path) -> None:
+    lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(lock)
 
 
 def write_description(path: Path, description: dict[str, Any]) -> None:
@@ -64,4 +75,16 @@ def write_description(path: Path, description: dict[str, Any]) -> None:
 
 def remove_run_dir(path: Path) -> None:
     """The end of a group, while its lock is still held."""
-    shutil.rmtree(path, ignore_errors=True)
+    with _locked_root(path.parent):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked_root(root: Path) -> Iterator[None]:
+    """Waits for its turn; whoever has it needs some milliseconds."""
+    lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

@@ -17,6 +17,7 @@ import uvloop
 import zmq
 
 from procengine import ipc
+from procengine.admission import Admission
 from procengine.chat_template import ChatTemplate
 from procengine.child import Child, run_child
 from procengine.engine import Engine, admitted_message
@@ -66,12 +67,14 @@ class Frontend:
         self._loop = loop
         self._on_end = on_end
         self._parts = {name: load_frontend_parts(name) for name in config.model.workflows}
+        self._admission = Admission(self._parts, config.limits)
         self._engine: Engine | None = None  # exists once all workers have said how many blocks they hold
         self._num_blocks_by_rank: dict[int, int] = {}
         self._stats = StepStats()
         self._clients: set[bytes] = set()
         self._tokenizing: dict[tuple[bytes, str], bool] = {}  # -> whether it was aborted meanwhile
         self._is_draining = False
+        self._has_drained = False
         self._tokenize = TokenizeQueue(loop, Tokenizer.load(config.model.tokenizer_path), _chat_template(child))
         self._open_sockets()
 
@@ -103,9 +106,9 @@ class Frontend:
             ipc.send_frames(self._to_workers[rank], (encode(step.header), step.payload))
             now_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
             self._stats.step_sent(rank, step.header.step_id, step.is_steady, cpu_ns, now_ns)
-        if self._is_draining and not self._engine.num_unfinished and not self._tokenizing:
+        if self._is_draining and not self._has_drained and not self._engine.num_unfinished and not self._tokenizing:
+            self._has_drained = True
             self._child.control.send(encode(Drained()))
-            self._is_draining = False
 
     def _on_result(self, frames: list[bytes]) -> None:
         header = decode_from_worker(frames[0])
@@ -174,12 +177,11 @@ class Frontend:
         )
 
     def _on_submit(self, client: bytes, message: Submit, num_bytes: int) -> None:
-        request_id, owner = message.request_id, (client, message.request_id)
+        owner = (client, message.request_id)
         try:
-            self._check_admission(owner, message.workflow, num_bytes)
-            body = self._decode_body(message)
+            body = self._check(owner, message, num_bytes)
         except ProcengineError as error:
-            self._reject(client, request_id, error)
+            self._reject(client, message.request_id, error)
             return
         if body.prompt_token_ids is not None:
             self._accept(client, message, body, body.prompt_token_ids)
@@ -188,26 +190,17 @@ class Frontend:
         prompt = body.prompt if body.prompt is not None else body.messages
         self._tokenize.submit(prompt, lambda tokens: self._on_tokens(client, message, body, tokens))
 
-    def _check_admission(self, owner: tuple[bytes, str], workflow: str, num_bytes: int) -> None:
-        config = self._child.config
-        if self._is_draining or self._engine is None:
-            raise ShuttingDownError("the group is shutting down" if self._engine else "the group is still starting")
-        if workflow not in self._parts:
-            raise InvalidRequestError(f"workflow: {workflow!r} is not supported; this model does {sorted(self._parts)}")
-        if num_bytes > config.limits.max_request_bytes:
-            raise InvalidRequestError(
-                f"request: has {num_bytes} bytes, the limit (max_request_bytes) is {config.limits.max_request_bytes}"
-            )
-        if owner in self._tokenizing or self._engine.is_running(*owner):
-            raise InvalidRequestError(f"request_id: {owner[1]!r} is already running")
-        if self._engine.num_unfinished + len(self._tokenizing) >= config.limits.max_queued_requests:
-            raise OverloadedError(f"max_queued_requests: {config.limits.max_queued_requests} requests are unfinished")
-
-    def _decode_body(self, message: Submit) -> Any:
-        try:
-            return self._parts[message.workflow].decode_body(message.body)
-        except UNREADABLE as error:
-            raise InvalidRequestError(_without_path_root(str(error))) from error
+    def _check(self, owner: tuple[bytes, str], message: Submit, num_bytes: int) -> Any:
+        if self._engine is None:
+            raise OverloadedError("the group is still starting; try again later")
+        if self._is_draining:
+            raise ShuttingDownError("the group is shutting down and takes no new requests")
+        return self._admission.check(
+            message,
+            num_bytes=num_bytes,
+            num_unfinished=self._engine.num_unfinished + len(self._tokenizing),
+            is_running=owner in self._tokenizing or self._engine.is_running(*owner),
+        )
 
     def _on_tokens(self, client: bytes, message: Submit, body: Any, tokens: list[int] | ProcengineError) -> None:
         was_aborted = self._tokenizing.pop((client, message.request_id))
@@ -338,12 +331,6 @@ def _chat_template(child: Child) -> ChatTemplate | None:
     if model.chat_template is None:
         return None
     return ChatTemplate(model.chat_template, model.chat_bos_token, model.chat_eos_token)
-
-
-def _without_path_root(text: str) -> str:
-    """msgspec says "Expected `int`, got `str` - at `$.a.b`"; the field goes first and the root away."""
-    reason, separator, path = text.rpartition(" - at `$")
-    return f"{path.rstrip('`').lstrip('.')}: {reason}" if separator else text
 
 
 def main(child: Child) -> None:

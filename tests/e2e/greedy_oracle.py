@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["GreedyRun", "greedy_run"]
+__all__ = ["GreedyRun", "greedy_run", "one_thread"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,17 @@ class GreedyRun:
         if stop_token_id not in self.token_ids:
             return self.token_ids
         return self.token_ids[: self.token_ids.index(stop_token_id) + 1]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For tiny models, whose operations are over before a second thread has woken up."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def greedy_run(model: Any, prompt: Sequence[int], max_tokens: int) -> GreedyRun:

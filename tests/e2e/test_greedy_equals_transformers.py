@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -86,13 +85,6 @@ def test_prompts_that_fit_the_pool(mode: Mode, tiny_groups: TinyGroups, tiny_lla
 @pytest.mark.parametrize("mode", FAST_MODES, ids=str)
 def test_prompts_that_preempt_each_other(mode: Mode, tiny_groups: TinyGroups, tiny_llama: TinyCase) -> None:
     check_crowded(tiny_groups[mode], tiny_llama)
-
-
-@pytest.fixture(scope="module")
-def other_families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TinyCase]]:
-    yield {
-        family: make_tiny_case(family, tmp_path_factory.mktemp(family)) for family in FAMILIES if family != "llama"
-    }
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
