@@ -119,26 +119,32 @@ class SocketReader:
         self._on_message = on_message
         self._after_drain = after_drain
         self._is_poked = False
+        self._is_closed = False
         self._fd = int(socket.getsockopt(zmq.FD))
-        loop.add_reader(self._fd, self._drain)
+        loop.add_reader(self._fd, self._wake)
         self.poke()  # messages may have come before the descriptor was watched
 
     def poke(self) -> None:
         """Drain soon, if anything is waiting."""
         if not self._is_poked:
             self._is_poked = True
-            self._loop.call_soon(self._drain)
+            self._loop.call_soon(self._wake)
 
     def close(self) -> None:
-        """Stop watching; the socket itself stays open."""
+        """Stop watching, a poke that is due included; the socket itself stays open."""
+        self._is_closed = True
         self._loop.remove_reader(self._fd)
 
-    def _drain(self) -> None:
-        self._is_poked = False
+    def drain(self) -> bool:
+        """Hand on every message that is here now; whether there was any."""
         socket, on_message = self._socket, self._on_message
         got_any = False
         while has_message(socket):
             on_message(socket.recv_multipart(_NOBLOCK))
             got_any = True
-        if got_any and self._after_drain is not None:
+        return got_any
+
+    def _wake(self) -> None:
+        self._is_poked = False
+        if not self._is_closed and self.drain() and self._after_drain is not None:
             self._after_drain()

@@ -16,7 +16,7 @@ from procengine.errors import ConfigError
 __all__ = ["MAX_SOCKET_PATH_BYTES", "procengine_home", "run_root", "running_group_dirs", "socket_path"]
 
 MAX_SOCKET_PATH_BYTES = 107  # sun_path on Linux is 108 bytes with its NUL (unix(7))
-_LONGEST_SOCKET_NAME = "control.sock"
+_LONGEST_SOCKET_NAME = "frontend.sock"
 _MAX_GROUP_NAME_BYTES = 40
 
 

@@ -110,8 +110,8 @@ def _check_ranges(args: EngineArgs) -> None:
         ("mock_step_ms", 0, 60_000),
         ("max_queued_requests", 1, None),
         ("max_request_bytes", 1024, 1 << 30),
-        ("start_timeout", 0.1, None),
-        ("drain_timeout", 0, None),
+        ("start_timeout", 0.1, 86_400),
+        ("drain_timeout", 0, 86_400),
     ):
         value = getattr(args, field)
         if value is not None and not (low <= value and (high is None or value <= high)):

@@ -75,7 +75,7 @@ def write_description(path: Path, description: dict[str, Any]) -> None:
 
 def remove_run_dir(path: Path) -> None:
     """The end of a group, while its lock is still held."""
-    with _locked_root(path.parent):
+    with contextlib.suppress(OSError), _locked_root(path.parent):
         shutil.rmtree(path, ignore_errors=True)
 
 

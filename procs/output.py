@@ -93,6 +93,7 @@ class Output:
         header = decode_from_worker(frames[0])
         if isinstance(header, WorkerReady):
             return
+        self._registers.drain()  # what the frontend said before it sent this step is here, but maybe not taken in
         gaps = self._postprocessors[header.workflow].take_result(header, np.frombuffer(frames[1], np.int32))
         for key, position in gaps:
             self._to_frontend.send(encode(Resync(key, position)))

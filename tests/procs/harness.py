@@ -1,4 +1,4 @@
-"""What tests of running groups are made of: a tiny model, a group in processes of its own, and a look at those processes.
+"""What tests of running groups are made of: a tiny model, a group in its own processes, and a look at those.
 
 Nothing here sleeps and hopes: `wait_until` polls a condition up to a deadline and says what did not come true.
 """

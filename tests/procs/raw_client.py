@@ -70,6 +70,10 @@ class RawClient:
         self.output.send(encode(Attach(PROTOCOL_VERSION)))
         self.wait_for(lambda m: isinstance(m, Attached))
 
+    def connect(self, endpoint: str) -> zmq.Socket[bytes]:
+        """A DEALER to any other door of the group; it is closed with this client."""
+        return ipc.connect(self._context, zmq.DEALER, endpoint)
+
     def send(self, message: Hello | Submit | Abort | GetStats) -> None:
         """A message of the protocol."""
         self.frontend.send(encode(message))

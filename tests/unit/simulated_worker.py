@@ -106,7 +106,11 @@ class SimulatedWorker:
         self._check_header(header, sections)
         self._update_slots(sections)
         slots, lengths = sections["slots"], np.diff(sections["query_start_loc"])
-        input_ids, positions, seq_lens = self._resolve(sections["input_ids"]), sections["positions"], sections["seq_lens"]
+        input_ids, positions, seq_lens = (
+            self._resolve(sections["input_ids"]),
+            sections["positions"],
+            sections["seq_lens"],
+        )
         sampled = sections["sample_rows"]
         for micro_step in range(header.decode_steps):
             if micro_step:
@@ -341,7 +345,9 @@ class Driver:
         sections = cut_sections(RESULT_SECTIONS, header.sizes, payload)
         keys = join_int64(sections["key_words"]).tolist()
         ended: set[tuple[int, str]] = set()
-        for key, position, token in zip(keys, sections["positions"].tolist(), sections["token_ids"].tolist(), strict=True):
+        for key, position, token in zip(
+            keys, sections["positions"].tolist(), sections["token_ids"].tolist(), strict=True
+        ):
             received = self.received[key]
             if received.finish_reason is not None:
                 continue

@@ -135,7 +135,10 @@ def test_sch_01_prompt_over_the_pool_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize(("num_tokens", "max_tokens", "end"), [(600, 200, 640), (600, 10, 610), (640, 5, 640)])
 def test_sch_01_request_that_outgrows_the_pool_ends_with_it(num_tokens: int, max_tokens: int, end: int) -> None:
-    assert accepted([1] * num_tokens, facts(pool_tokens=640, max_model_len=2048), max_tokens=max_tokens).end_position == end
+    assert (
+        accepted([1] * num_tokens, facts(pool_tokens=640, max_model_len=2048), max_tokens=max_tokens).end_position
+        == end
+    )
 
 
 # --- stops, logprobs, priority

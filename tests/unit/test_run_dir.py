@@ -94,6 +94,11 @@ def test_remove_takes_everything(tmp_path: Path, locks: list[int]) -> None:
     assert not (tmp_path / "group").exists()
 
 
+def test_remove_is_quiet_when_the_whole_root_is_gone(tmp_path: Path) -> None:
+    remove_run_dir(tmp_path / "gone" / "group")
+    assert not (tmp_path / "gone").exists()
+
+
 def test_description_replaces_the_old_one_whole(tmp_path: Path) -> None:
     write_description(tmp_path, {"name": "a", "long": "x" * 5000})
     write_description(tmp_path, {"name": "b"})

@@ -110,7 +110,9 @@ def test_messagepack_can_carry_what_json_cannot_and_it_is_refused_too(field: str
         msgspec.msgpack.decode(msgspec.msgpack.encode({field: value}), type=SamplingParams)
 
 
-@pytest.mark.parametrize(("temperature", "is_greedy"), [(0, True), (1e-7, True), (9.9e-6, True), (1e-5, False), (1, False)])
+@pytest.mark.parametrize(
+    ("temperature", "is_greedy"), [(0, True), (1e-7, True), (9.9e-6, True), (1e-5, False), (1, False)]
+)
 def test_tiny_temperatures_are_greedy(temperature: float, is_greedy: bool) -> None:
     assert SamplingParams(temperature=temperature).is_greedy is is_greedy
 

@@ -171,7 +171,9 @@ def test_random_operations_keep_the_pool_whole(seed: int) -> None:
             matched = pool.match([b"%d" % rng.randrange(6)])
             pool.acquire(matched)
             fresh = pool.allocate(rng.randrange(4))
-            mine = np.array(matched, np.int32) if fresh is None else np.concatenate((np.array(matched, np.int32), fresh))
+            mine = (
+                np.array(matched, np.int32) if fresh is None else np.concatenate((np.array(matched, np.int32), fresh))
+            )
             held.append(mine)
         elif action < 0.6 and held:
             blocks = rng.choice(held)

@@ -1,0 +1,384 @@
+"""All requests of a group, its pipelines, and the output process beside them: every request ends once, everywhere."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+
+from procengine.config import LimitsConfig
+from procengine.engine import Engine, admitted_message
+from procengine.errors import InvalidRequestError
+from procengine.messages import (
+    Admitted,
+    Delta,
+    EmbedResult,
+    Finish,
+    Register,
+    Replay,
+    StepResult,
+    decode_from_worker,
+    encode,
+)
+from procengine.pipeline import Pipeline
+from procengine.sampling_params import SamplingParams
+from procengine.step_output import EmbedOutput, WorkerIdentity
+from procengine.step_payload import EMBED_SECTIONS, cut_sections, join_int64
+from procengine.text_outputs import TextOutputs
+from procengine.workflows.embed import EmbedBody
+from procengine.workflows.generate import GenerateBody
+from procengine.workflows.parts import load_frontend_parts
+from procengine.workflows.prompt import ModelFacts
+from tests.tiny_tokenizers import byte_alphabet, byte_level
+from tests.unit.simulated_worker import SimulatedWorker, TrueSequences, limits
+
+TOKENIZER = byte_level()
+LETTERS = [TOKENIZER.token_to_id(byte_alphabet()[ord(letter)]) or 0 for letter in "abcd "]
+
+
+def letter_rule(seed: int, prefix: np.ndarray[tuple[int], np.dtype[np.int32]]) -> int:
+    return LETTERS[zlib.crc32(prefix.tobytes(), seed) % len(LETTERS)]
+
+
+class Group:
+    """An engine with simulated workers, and queues where sockets would be. Nothing moves unless it is told to."""
+
+    def __init__(self, num_workers: int = 1, depth: int = 2, **changes: int | bool) -> None:
+        own = limits(**changes)
+        self.limits = own
+        self.truth = TrueSequences(letter_rule)
+        self.workers = [SimulatedWorker(own, self.truth, rank=rank) for rank in range(num_workers)]
+        parts = {name: load_frontend_parts(name) for name in ("generate", "embed")}
+        pipelines = [
+            Pipeline(rank, {name: part.planner(own) for name, part in parts.items()}, depth)
+            for rank in range(num_workers)
+        ]
+        facts = ModelFacts(1000, own.max_model_len, own.pool_tokens, own.max_num_batched_tokens, (), LimitsConfig())
+        self.engine = Engine(parts, pipelines, facts)
+        self.to_frontend: deque[tuple[bytes, bytes]] = deque()
+        self.to_output: list[deque[tuple[bytes, bytes]]] = [deque() for _ in range(num_workers)]
+        self.told: list[Register | Finish | Replay | Admitted] = []
+
+    def submit(self, name: str, prompt: list[int], client: bytes = b"c", seed: int = 0, **params: Any) -> Register:
+        body = GenerateBody(prompt_token_ids=prompt, sampling_params=SamplingParams(**params))
+        register = self.engine.accept("generate", body, prompt, client, name, seed)
+        self.truth.add(register.key, np.array(prompt, np.int32), seed)
+        self.told.append(register)
+        return register
+
+    def pump(self) -> list[int]:
+        """Send what can be sent; returns the ranks it went to."""
+        ranks = []
+        for rank, step in self.engine.next_steps():
+            ranks.append(rank)
+            if (admitted := admitted_message(step)) is not None:
+                self.told.append(admitted)
+            for frames in self._results(rank, step.header, step.payload):
+                self.to_frontend.append(frames)
+                self.to_output[rank].append(frames)
+        for pipeline in self.engine.pipelines:
+            scheduler: Any = pipeline.planners["generate"]
+            scheduler.scheduler.check_integrity()
+        return ranks
+
+    def receive(self) -> bool:
+        """One result to the frontend."""
+        if not self.to_frontend:
+            return False
+        header, payload = decoded(self.to_frontend.popleft())
+        self.engine.apply(header, payload)
+        return True
+
+    def run(self) -> None:
+        while self.pump() or self.receive():
+            pass
+        assert self.engine.num_unfinished == 0
+
+    def _results(self, rank: int, header: Any, payload: Any) -> list[tuple[bytes, bytes]]:
+        if header.workflow == "generate":
+            return list(self.workers[rank].run(encode(header), payload.tobytes()))
+        sections = cut_sections(EMBED_SECTIONS, header.sizes, payload)
+        keys = join_int64(sections["key_words"])
+        vectors = np.ones((keys.size, 2), np.float32)
+        result, data = EmbedOutput(header.step_id, keys, lambda: vectors, 0).to_message(WorkerIdentity(rank, 0))
+        return [(encode(result), data.tobytes())]
+
+
+def decoded(frames: tuple[bytes, bytes]) -> tuple[StepResult | EmbedResult, Any]:
+    header = decode_from_worker(frames[0])
+    assert isinstance(header, StepResult | EmbedResult)
+    return header, np.frombuffer(frames[1], np.int32)
+
+
+def expected(group: Group, register: Register) -> tuple[str, list[int], str]:
+    """Text, tokens and finish reason by the rules alone: `str.find` on the unstopped text."""
+    count = len(register.prompt_token_ids)
+    tokens = group.truth.first(register.key, register.end_position)[count:].tolist()
+    text = "".join("abcd "[LETTERS.index(token)] for token in tokens)
+    ends = [text.find(stop) + len(stop) for stop in register.stop if stop in text]
+    if not ends:
+        return text, tokens, "length"
+    end = min(ends)
+    longest = max(len(stop) for stop in register.stop if text[:end].endswith(stop))
+    return text[: end - longest], tokens[:end], "stop"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_group_and_output_process_agree_in_whatever_order_messages_come(seed: int) -> None:
+    rng = random.Random(seed)
+    group = Group(
+        num_workers=1 + seed % 2,
+        depth=1 + seed % 3,
+        decode_steps=rng.choice((1, 4)),
+        block_size=4,
+        num_blocks=rng.choice((12, 20, 200)),
+        max_model_len=44,
+        max_num_batched_tokens=rng.choice((8, 64)),
+    )
+    output = TextOutputs(TOKENIZER)
+    registers: dict[str, Register] = {}
+    aborted: set[str] = set()
+    feedback: deque[int] = deque()
+    deltas: dict[str, list[Delta]] = {}
+    told = 0
+
+    def take(items: Any) -> None:
+        for delta in items:
+            deltas.setdefault(delta.request_id, []).append(delta)
+
+    def tell_output() -> None:
+        nonlocal told
+        message = group.told[told]
+        told += 1
+        match message:
+            case Register():
+                output.register(message)
+            case Admitted(keys, counts):
+                for key, count in zip(keys, counts, strict=True):
+                    output.admit(key, count)
+            case Finish(key, reason):
+                ended = output.finish(key, reason)
+                take(ended[1] if ended else ())
+
+    def result_to_output() -> None:
+        queue = rng.choice(group.to_output)
+        if queue:
+            assert output.take_result(*decoded(queue.popleft())) == []
+
+    def flush() -> None:
+        taken = output.take_items()
+        feedback.extend(taken.text_stopped_keys)
+        for items in taken.items_by_client.values():
+            take(items)
+
+    for step in range(100_000):
+        action = rng.random()
+        if action < 0.1 and len(registers) < 16:
+            prompt = [rng.choice(LETTERS) for _ in range(rng.randint(1, 24))]
+            name = str(len(registers))
+            stop = rng.choice(((), ("ab",), ("abc", "bcda", "c c")))
+            registers[name] = group.submit(
+                name, prompt, seed=rng.randrange(99), stop=stop, max_tokens=rng.randint(1, 20)
+            )
+        elif action < 0.12 and registers:
+            name = rng.choice(list(registers))
+            if (finish := group.engine.abort(b"c", name)) is not None:
+                group.told.append(finish)
+                aborted.add(name)
+        elif action < 0.4:
+            group.pump()
+        elif action < 0.6:
+            group.receive()
+        elif action < 0.7 and told < len(group.told):
+            tell_output()
+        elif action < 0.9:
+            result_to_output()
+        elif feedback:
+            group.engine.end(feedback.popleft(), "stop")
+        else:
+            flush()
+        is_quiet = told == len(group.told) and not feedback and not group.to_frontend and not any(group.to_output)
+        if step > 500 and len(registers) == 16 and is_quiet and not group.engine.num_unfinished:
+            break
+    flush()
+    assert group.engine.num_unfinished == output.num_unfinished == 0
+    for name, register in registers.items():
+        got = deltas[name]
+        assert [delta.finish_reason is not None for delta in got] == [False] * (len(got) - 1) + [True]
+        text, tokens = "".join(delta.text for delta in got), [token for delta in got for token in delta.token_ids]
+        wanted = expected(group, register)
+        if got[-1].finish_reason == "abort":
+            assert name in aborted
+            assert wanted[1][: len(tokens)] == tokens
+        else:
+            assert (text, tokens, got[-1].finish_reason) == wanted
+    for pipeline in group.engine.pipelines:
+        scheduler: Any = pipeline.planners["generate"]
+        assert scheduler.scheduler.pool.num_used == 0
+
+
+def test_keys_are_never_used_again_and_a_refused_request_costs_none() -> None:
+    group = Group()
+    assert group.submit("a", [1], max_tokens=1).key == 0
+    with pytest.raises(InvalidRequestError):
+        group.submit("b", [5000])
+    assert group.engine.num_unfinished == 1
+    group.run()
+    assert group.submit("a", [1], max_tokens=1).key == 1
+
+
+def test_name_is_free_again_when_its_request_ended() -> None:
+    group = Group()
+    group.submit("a", [1], client=b"x", max_tokens=2)
+    assert group.engine.is_running(b"x", "a")
+    assert not group.engine.is_running(b"y", "a")
+    group.submit("a", [1], client=b"y", max_tokens=2)
+    assert sorted(group.engine.owners()) == [(b"x", "a"), (b"y", "a")]
+    group.run()
+    assert not group.engine.is_running(b"x", "a")
+
+
+def test_abort_ends_a_request_once() -> None:
+    group = Group()
+    register = group.submit("a", [1], max_tokens=9)
+    group.pump()
+    assert group.engine.abort(b"other", "a") is None
+    assert group.engine.abort(b"c", "a") == Finish(register.key, "abort", None)
+    assert group.engine.abort(b"c", "a") is None
+    assert group.engine.end(register.key, "stop") is None
+    group.run()
+
+
+def test_requests_of_a_client_or_all_end_together() -> None:
+    group = Group()
+    for name, client in (("a", b"x"), ("b", b"y"), ("c", b"x"), ("d", b"z")):
+        group.submit(name, [1], client=client, max_tokens=9)
+    group.pump()
+    assert [finish.key for finish in group.engine.abort_client(b"x")] == [0, 2]
+    assert group.engine.abort_client(b"x") == []
+    assert [finish.key for finish in group.engine.abort_all()] == [1, 3]
+    group.run()
+
+
+def test_end_with_an_error_says_why() -> None:
+    group = Group()
+    register = group.submit("a", [1])
+    assert group.engine.end(register.key, "error", "why") == Finish(register.key, "error", "why")
+
+
+def test_lost_result_is_replayed_from_the_history() -> None:
+    group, output = Group(), TextOutputs(TOKENIZER)
+    register = group.submit("a", [LETTERS[0]], max_tokens=8)
+    output.register(register)
+    gaps = []
+    for count in range(8):
+        group.pump()
+        frames = group.to_output[0].popleft()
+        if count != 3:
+            gaps = output.take_result(*decoded(frames))
+        if gaps:
+            answer = group.engine.resync(*gaps[0])
+            assert isinstance(answer, Replay)
+            assert answer.position == 1 + 3
+            output.replay(answer.key, answer.position, answer.token_ids)
+            gaps = []
+            assert output.take_result(*decoded(frames)) == [], "the replay brought it"
+        group.receive()
+    (delta,) = output.take_items().items_by_client[b"c"]
+    assert isinstance(delta, Delta)
+    assert (delta.text, delta.token_ids, delta.finish_reason) == expected(group, register)
+
+
+def test_resync_of_a_request_that_is_gone_is_an_error_and_not_silence() -> None:
+    group = Group()
+    register = group.submit("a", [1], max_tokens=1)
+    group.run()
+    answer = group.engine.resync(register.key, 1)
+    assert isinstance(answer, Finish)
+    assert (answer.finish_reason, answer.error) == ("error", "tokens of this request were lost")
+
+
+# --- which worker
+
+
+def test_requests_spread_over_workers_by_load() -> None:
+    group = Group(num_workers=2)
+    for count in range(6):
+        group.submit(str(count), [count + 1], max_tokens=5)
+    assert [pipeline.num_unfinished for pipeline in group.engine.pipelines] == [3, 3]
+    assert set(group.pump()) == {0, 1}
+    group.run()
+
+
+def test_request_goes_where_its_prefix_is_cached_even_if_that_worker_is_busier() -> None:
+    group = Group(num_workers=2)
+    long_prompt = [letter for letter in LETTERS for _ in range(8)]
+    group.submit("a", [1, 2], max_tokens=1)  # worker 0
+    group.submit("b", long_prompt, max_tokens=1)  # worker 1
+    group.run()
+    for name in "cde":
+        group.submit(name, [*long_prompt, 1], max_tokens=4)
+    assert [pipeline.num_unfinished for pipeline in group.engine.pipelines] == [0, 3]
+    group.run()
+
+
+def test_admitted_message_tells_who_starts_and_how_much_was_cached() -> None:
+    group = Group()
+    prompt = [5] * 40
+    group.submit("a", prompt, max_tokens=1)
+    group.run()
+    group.submit("b", prompt, max_tokens=1)
+    group.run()
+    assert [message for message in group.told if isinstance(message, Admitted)] == [
+        Admitted([0], [0]),
+        Admitted([1], [32]),
+    ]
+
+
+# --- embed
+
+
+def test_embed_requests_are_batched_by_tokens_and_rows_and_keep_their_order() -> None:
+    group = Group(max_num_seqs=3, max_num_batched_tokens=64, depth=1)
+    for name, length in enumerate((40, 20, 30, 1, 1, 1, 1)):
+        group.engine.accept("embed", EmbedBody(prompt_token_ids=[1] * length), [1] * length, b"c", str(name), 0)
+    keys = []
+    while group.pump():
+        header, payload = decoded(group.to_output[0].popleft())
+        keys.append(join_int64(payload[: header.sizes[0]]).tolist())
+        group.receive()
+    assert keys == [[0, 1], [2, 3, 4], [5, 6]]
+    assert group.engine.num_unfinished == 0
+
+
+def test_embed_prompt_that_fits_no_step_is_refused_with_both_numbers() -> None:
+    group = Group(max_num_batched_tokens=64)
+    body = EmbedBody(prompt_token_ids=[1] * 65)
+    with pytest.raises(InvalidRequestError, match="has 65 tokens, one step embeds at most 64"):
+        group.engine.accept("embed", body, [1] * 65, b"c", "a", 0)
+    assert group.engine.accept("embed", body, [1] * 64, b"c", "a", 0).workflow == "embed"
+
+
+def test_aborted_embed_requests_do_not_run_or_end_twice() -> None:
+    group = Group(max_num_batched_tokens=64, depth=1)
+    for name in "abc":
+        group.engine.accept("embed", EmbedBody(prompt_token_ids=[1] * 40), [1] * 40, b"c", name, 0)
+    group.pump()
+    assert group.engine.abort(b"c", "a") == Finish(0, "abort", None)  # under way
+    assert group.engine.abort(b"c", "b") == Finish(1, "abort", None)  # waiting
+    group.run()
+    assert group.engine.pipelines[0].num_steps == 2
+    assert group.engine.pipelines[0].num_unfinished == 0
+
+
+def test_embed_and_generate_share_a_worker() -> None:
+    group = Group(depth=2)
+    group.submit("g", [1, 2, 3], max_tokens=20)
+    for name in range(5):
+        group.engine.accept("embed", EmbedBody(prompt_token_ids=[1] * 40), [1] * 40, b"c", f"e{name}", 0)
+    group.run()
+    assert group.engine.pipelines[0].num_steps == 20 + 5

@@ -1,0 +1,222 @@
+"""From options to facts: ranges, options that must fit each other, and what "auto" becomes."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from procengine.config import EngineConfig
+from procengine.errors import ConfigError, ModelError
+from procengine.resolve import EngineArgs, resolve
+from tests.model_files import LLAMA, SIZES, write_folder
+
+POSITIONS = SIZES["max_position_embeddings"]
+
+
+@pytest.fixture
+def run_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the group would live: short, and not the user's own."""
+    with tempfile.TemporaryDirectory(prefix="pe", dir="/tmp") as path:
+        monkeypatch.setenv("PROCENGINE_RUN_DIR", path)
+        yield Path(path)
+
+
+@pytest.fixture
+def model(tmp_path: Path, run_dir: Path) -> str:
+    return str(write_folder(tmp_path / "tiny-llama", LLAMA))
+
+
+def resolved(model: str, **options: Any) -> EngineConfig:
+    return resolve(EngineArgs(model=model, **options))
+
+
+RANGES: list[tuple[str, list[Any], list[Any]]] = [
+    ("workers", [1, 64], [0, -1, 65]),
+    ("threads", [1, 1024], [0, 1025]),
+    ("block_size", [1, 1024], [0, -16, 1025]),
+    ("num_blocks", [1, 1 << 24], [0, -1, (1 << 24) + 1]),
+    ("kv_cache_memory", [1, 1 << 40], [0, -1]),
+    ("max_num_seqs", [1, 2048], [0, -1, 65537]),
+    ("max_num_batched_tokens", [256, 1 << 20], [0, -1, (1 << 20) + 1]),
+    ("max_model_len", [2, POSITIONS], [1, 0, -1]),
+    ("async_depth", [1, 2, 3], [0, 4]),
+    ("decode_steps", [1, 64], [0, 65]),
+    ("mock_step_ms", [0, 0.5, 60_000], [-0.1, 60_001, math.nan, math.inf]),
+    ("max_queued_requests", [1, 10**6], [0]),
+    ("max_request_bytes", [1024, 1 << 30], [1023, (1 << 30) + 1]),
+    ("start_timeout", [0.1, 3600], [0, -1, math.nan, math.inf]),
+    ("drain_timeout", [0, 3600], [-1, math.nan, math.inf]),
+]
+
+
+@pytest.mark.parametrize(("option", "value"), [(option, value) for option, good, _ in RANGES for value in good])
+def test_value_in_range_is_taken(model: str, option: str, value: Any) -> None:
+    assert resolved(model, **{option: value}).group.name == "tiny-llama"
+
+
+@pytest.mark.parametrize(("option", "value"), [(option, value) for option, _, bad in RANGES for value in bad])
+def test_value_out_of_range_is_refused_by_name_and_value_before_the_model_is_looked_for(
+    option: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^{option}: must be .*, got {value}$"):
+        resolved("no such model", **{option: value})
+
+
+def test_every_numeric_option_has_its_ranges_tested() -> None:
+    numeric = {
+        field.name
+        for field in msgspec.structs.fields(EngineArgs)
+        if field.type in (int, float, int | None, float | None)
+    }
+    assert numeric == {option for option, _, _ in RANGES}
+
+
+# --- the token budget
+
+
+@pytest.mark.parametrize(
+    ("options", "budget"),
+    [
+        ({}, 2048),
+        ({"max_num_seqs": 4096}, 4096),
+        ({"enable_chunked_prefill": False}, POSITIONS),
+        ({"enable_chunked_prefill": False, "max_num_seqs": 1024}, 1024),
+        ({"enable_chunked_prefill": False, "max_model_len": 100, "max_num_seqs": 8}, 100),
+        ({"max_num_batched_tokens": 256}, 256),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 8}, 8),
+    ],
+)
+def test_token_budget_that_is_not_given_holds_what_a_step_may_need(
+    model: str, options: dict[str, Any], budget: int
+) -> None:
+    assert resolved(model, **options).scheduler.max_num_batched_tokens == budget
+
+
+def test_token_budget_below_the_rows_of_a_step_is_refused(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens: must be at least max_num_seqs \(256\), got 255"):
+        resolved(model, max_num_batched_tokens=255)
+
+
+def test_token_budget_below_a_whole_prompt_is_refused_without_chunked_prefill(model: str) -> None:
+    options = {"max_num_batched_tokens": POSITIONS - 1, "enable_chunked_prefill": False}
+    with pytest.raises(ConfigError, match=rf"at least max_model_len \({POSITIONS}\), got {POSITIONS - 1}"):
+        resolved(model, **options)
+    assert resolved(model, **options, max_model_len=POSITIONS - 1).scheduler.max_model_len == POSITIONS - 1
+
+
+# --- the model
+
+
+def test_context_is_the_models_own_unless_it_is_shortened(model: str) -> None:
+    assert resolved(model).scheduler.max_model_len == POSITIONS
+    assert resolved(model, max_model_len=100).scheduler.max_model_len == 100
+    with pytest.raises(ConfigError, match=rf"max_model_len: {POSITIONS + 1} is more than the {POSITIONS} positions"):
+        resolved(model, max_model_len=POSITIONS + 1)
+
+
+def test_missing_model_is_an_error_that_names_it(run_dir: Path) -> None:
+    with pytest.raises(ModelError, match="no such model"):
+        resolved("/no/such/model")
+
+
+@pytest.mark.parametrize(("pooling", "expected"), [("auto", "last"), ("mean", "mean"), ("last", "last")])
+def test_pooling_is_the_models_own_unless_it_is_said(model: str, pooling: str, expected: str) -> None:
+    assert resolved(model, pooling=pooling).model.pooling == expected
+
+
+# --- the group
+
+
+@pytest.mark.parametrize("name", ["a", "A.b-c_9", "x" * 40])
+def test_name_is_the_last_part_of_the_run_directory(model: str, run_dir: Path, name: str) -> None:
+    group = resolved(model, name=name).group
+    assert (group.name, group.run_dir) == (name, str(run_dir / name))
+
+
+@pytest.mark.parametrize("name", ["x" * 41, "a/b", "..", ".a", "-a", "a b", "ü", "a\n", "a\0"])
+def test_name_that_is_no_plain_word_is_refused(model: str, name: str) -> None:
+    with pytest.raises(ConfigError, match="^name: must be 1 to 40"):
+        resolved(model, name=name)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("My Model (v2)", "My-Model--v2-"), ("...hidden", "hidden"), ("ü", "model"), ("m" * 200, "m" * 40)],
+)
+def test_name_is_made_from_the_models_when_it_is_not_given(
+    tmp_path: Path, run_dir: Path, folder: str, name: str
+) -> None:
+    assert resolved(str(write_folder(tmp_path / folder, LLAMA))).group.name == name
+
+
+# --- the machine
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mock"])
+def test_device_that_is_named_is_taken(model: str, device: str) -> None:
+    assert resolved(model, device=device).worker.device == device
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({"device": "cuda"}, "bfloat16"),
+        ({"device": "mock"}, "float32"),
+        ({"device": "cpu", "dtype": "float16"}, "float16"),
+        ({"device": "cuda", "dtype": "float32"}, "float32"),
+    ],
+)
+def test_dtype_follows_the_device_unless_it_is_named(model: str, options: dict[str, Any], dtype: str) -> None:
+    assert resolved(model, **options).worker.dtype == dtype
+
+
+def test_float16_weights_stay_float16_on_a_gpu(tmp_path: Path, run_dir: Path) -> None:
+    folder = write_folder(tmp_path / "half", LLAMA | {"dtype": "float16"})
+    assert resolved(str(folder), device="cuda").worker.dtype == "float16"
+
+
+def test_workers_share_cores_and_memory(model: str) -> None:
+    num_cores = len(os.sched_getaffinity(0))
+    assert resolved(model).worker.threads == num_cores
+    assert resolved(model, workers=64).worker.threads == max(1, num_cores // 64)
+    assert resolved(model, threads=3, workers=2).worker.threads == 3
+    assert 1 << 20 <= resolved(model, workers=64).cache.memory_bytes < resolved(model).cache.memory_bytes
+    assert resolved(model, kv_cache_memory=12345).cache.memory_bytes == 12345
+
+
+def test_options_reach_the_configuration_as_they_are(model: str) -> None:
+    config = resolved(
+        model,
+        block_size=8,
+        num_blocks=99,
+        enable_prefix_caching=False,
+        scheduling_policy="priority",
+        async_depth=3,
+        decode_steps=4,
+        max_queued_requests=7,
+        max_request_bytes=2048,
+        drain_timeout=1.5,
+    )
+    assert (config.cache.block_size, config.cache.num_blocks, config.cache.enable_prefix_caching) == (8, 99, False)
+    assert (config.scheduler.policy, config.scheduler.async_depth, config.scheduler.decode_steps) == ("priority", 3, 4)
+    assert (config.limits.max_queued_requests, config.limits.max_request_bytes) == (7, 2048)
+    assert config.group.drain_timeout_s == 1.5
+
+
+def test_configuration_survives_the_way_to_a_child(model: str) -> None:
+    config = resolved(model)
+    assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config
+
+
+def test_unknown_option_is_an_error() -> None:
+    with pytest.raises(TypeError, match="max_num_seq"):
+        EngineArgs(model="m", max_num_seq=5)  # type: ignore[call-arg]
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        msgspec.convert({"model": "m", "max_num_seq": 5}, EngineArgs)
