@@ -27,6 +27,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     pids: dict[str, int] = {}
     run_dir: str = ""
+    is_private: bool = False  # launched by a program for itself: found by name, never as "the only running group"
 
 
 def is_alive(run_dir: str | Path) -> bool:
@@ -70,6 +71,7 @@ def find_group(endpoint_or_name: str | None = None, root: Path | None = None) ->
     groups = running_groups(root)
     if endpoint_or_name is not None:
         return _by_name(endpoint_or_name, groups, root)
+    groups = [group for group in groups if not group.is_private]
     if len(groups) == 1:
         return groups[0]
     if groups:

@@ -21,7 +21,14 @@ from procengine.admission import Admission
 from procengine.chat_template import ChatTemplate
 from procengine.child import Child, run_child
 from procengine.engine import Engine, admitted_message
-from procengine.errors import InvalidRequestError, OverloadedError, ProcengineError, ProtocolError, ShuttingDownError
+from procengine.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    ProcengineError,
+    ProtocolError,
+    ShuttingDownError,
+)
 from procengine.messages import (
     PROTOCOL_VERSION,
     UNREADABLE,
@@ -277,7 +284,7 @@ class Frontend:
     def _tell_clients(self, error: str) -> None:
         """End every request whose output cannot come any more, and say why to everybody."""
         for client in self._clients:
-            ipc.send_routed(self._client_socket, client, encode(Rejected("", "engine_dead", error)))
+            ipc.send_routed(self._client_socket, client, encode(Rejected("", EngineDeadError.code, error)))
 
     # --- counters
 

@@ -16,6 +16,7 @@ import zmq
 
 from procengine import ipc
 from procengine.child import Child, run_child
+from procengine.errors import EngineDeadError
 from procengine.messages import (
     PROTOCOL_VERSION,
     UNREADABLE,
@@ -28,6 +29,7 @@ from procengine.messages import (
     Outputs,
     Query,
     Register,
+    Rejected,
     Replay,
     Resync,
     Shutdown,
@@ -151,9 +153,15 @@ class Output:
                 pass
 
     def _end_all(self, error: str) -> None:
+        """Tell every client that waits for something why it will not come: one message ends all it has running."""
+        clients = set()
         for postprocessor in self._postprocessors.values():
             for key in postprocessor.all_keys():
-                self._finish(key, "error", error)
+                ended = postprocessor.finish(key, "error", error)
+                if ended is not None:
+                    clients.add(ended[0])
+        for client in clients:
+            ipc.send_routed(self._client_socket, client, encode(Rejected("", EngineDeadError.code, error)))
 
 
 def main(child: Child) -> None:

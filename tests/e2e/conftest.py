@@ -1,15 +1,18 @@
-"""Groups that several files share: a launch costs seconds, so each mode of the tiny model is launched once a session."""
+"""Groups and oracles that several files share: a launch costs seconds, so each is made once a session, if asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.e2e.modes import Mode
 from tests.e2e.running_group import RunningGroup
+from tests.e2e.smollm2 import SMOLLM2_OPTIONS, save_plain_copy
 from tests.e2e.tiny_prompts import TinyCase, make_tiny_case
 
 
@@ -38,3 +41,30 @@ def tiny_groups(tiny_llama: TinyCase) -> Iterator[TinyGroups]:
     """`tiny_groups[mode]` is a running group of the tiny llama."""
     with ExitStack() as stack:
         yield TinyGroups(tiny_llama.folder, stack)
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf: Path) -> Iterator[RunningGroup]:
+    """A running group of the real model, everything in float32 and the rest as the defaults have it."""
+    with RunningGroup(smollm2_gguf, **SMOLLM2_OPTIONS) as group:
+        yield group
+
+
+@pytest.fixture(scope="session")
+def smollm2_oracle(smollm2_gguf: Path) -> Any:
+    """transformers' own reading of the GGUF file, which shares no code of ours."""
+    from transformers import AutoModelForCausalLM
+
+    folder, name = smollm2_gguf.parent, smollm2_gguf.name
+    return AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def smollm2_copy(
+    smollm2_oracle: Any, smollm2: RunningGroup, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """What transformers saves of that: a Hugging Face folder with safetensors. The tokenizer is ours: see LOD-04."""
+    folder = tmp_path_factory.mktemp("smollm2-copy")
+    save_plain_copy(smollm2_oracle, folder)
+    (folder / "tokenizer.json").symlink_to(smollm2.config.model.tokenizer_path)
+    return folder

@@ -1,6 +1,6 @@
-"""A worker made of numpy that knows what every row's context must be, and a driver that runs a pipeline against it.
+"""A worker made of numpy that knows what each row's context must be, and a driver that runs a pipeline against it.
 
-The worker keeps, for each place of its KV pool, the (token, position) written there last. Before it samples, it looks at
+The worker keeps, for each place of its KV pool, the (token, position) last written there. Before it samples, it looks at
 all that a row sees through its block table and compares it with the request's true sequence: a block shared wrongly,
 reused too early or off by one is an AssertionError in the step that reads it, not a strange token later.
 """
@@ -11,6 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,9 +210,9 @@ class Received:
     finish_reason: str | None = None
 
 
-def limits(**changes: int | bool) -> SchedulerLimits:
+def limits(**changes: Any) -> SchedulerLimits:
     """Limits of a small worker."""
-    values: dict[str, int | bool] = {
+    values: dict[str, Any] = {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
         "max_model_len": 256,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import zlib
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,7 +110,7 @@ class Group:
         return [(encode(result), data.tobytes())]
 
 
-def decoded(frames: tuple[bytes, bytes]) -> tuple[StepResult | EmbedResult, Any]:
+def decoded(frames: tuple[bytes, bytes]) -> tuple[Any, Any]:
     header = decode_from_worker(frames[0])
     assert isinstance(header, StepResult | EmbedResult)
     return header, np.frombuffer(frames[1], np.int32)
@@ -127,6 +129,77 @@ def expected(group: Group, register: Register) -> tuple[str, list[int], str]:
     return text[: end - longest], tokens[:end], "stop"
 
 
+class OutputSide:
+    """The output process of a group: takes what the group has for it, when it is told to."""
+
+    def __init__(self, group: Group) -> None:
+        self.outputs = TextOutputs(TOKENIZER)
+        self.deltas: dict[str, list[Delta]] = {}
+        self.feedback: deque[int] = deque()
+        self._group = group
+        self._num_heard = 0
+
+    @property
+    def has_heard_all(self) -> bool:
+        return self._num_heard == len(self._group.told) and not self.feedback and not any(self._group.to_output)
+
+    def hear(self) -> None:
+        """One message of the frontend."""
+        if self._num_heard == len(self._group.told):
+            return
+        message = self._group.told[self._num_heard]
+        self._num_heard += 1
+        match message:
+            case Register():
+                self.outputs.register(message)
+            case Admitted(keys, counts):
+                for key, count in zip(keys, counts, strict=True):
+                    self.outputs.admit(key, count)
+            case Finish(key, reason):
+                ended = self.outputs.finish(key, reason)
+                self._take(ended[1] if ended else [])
+            case Replay():
+                raise AssertionError("nothing was lost")
+
+    def take_result(self, rank: int) -> None:
+        """One result of a worker."""
+        if self._group.to_output[rank]:
+            assert self.outputs.take_result(*decoded(self._group.to_output[rank].popleft())) == []
+
+    def flush(self) -> None:
+        """Deltas to clients, ends by text to the frontend."""
+        taken = self.outputs.take_items()
+        self.feedback.extend(taken.text_stopped_keys)
+        for items in taken.items_by_client.values():
+            self._take(items)
+
+    def tell(self) -> None:
+        """One end by text reaches the frontend."""
+        if self.feedback:
+            self._group.engine.end(self.feedback.popleft(), "stop")
+
+    def _take(self, items: Sequence[Any]) -> None:
+        for delta in items:
+            self.deltas.setdefault(delta.request_id, []).append(delta)
+
+
+def submit_random(rng: random.Random, group: Group, name: str) -> Register:
+    prompt = [rng.choice(LETTERS) for _ in range(rng.randint(1, 24))]
+    stop = rng.choice(((), ("ab",), ("abc", "bcda", "c c")))
+    return group.submit(name, prompt, seed=rng.randrange(99), stop=stop, max_tokens=rng.randint(1, 20))
+
+
+def check_deltas(group: Group, register: Register, got: list[Delta], was_aborted: bool) -> None:
+    assert [delta.finish_reason is not None for delta in got] == [False] * (len(got) - 1) + [True]
+    text, tokens = "".join(delta.text for delta in got), [token for delta in got for token in delta.token_ids]
+    wanted = expected(group, register)
+    if got[-1].finish_reason == "abort":
+        assert was_aborted
+        assert wanted[1][: len(tokens)] == tokens
+    else:
+        assert (text, tokens, got[-1].finish_reason) == wanted
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_group_and_output_process_agree_in_whatever_order_messages_come(seed: int) -> None:
     rng = random.Random(seed)
@@ -139,86 +212,45 @@ def test_group_and_output_process_agree_in_whatever_order_messages_come(seed: in
         max_model_len=44,
         max_num_batched_tokens=rng.choice((8, 64)),
     )
-    output = TextOutputs(TOKENIZER)
+    output = OutputSide(group)
     registers: dict[str, Register] = {}
     aborted: set[str] = set()
-    feedback: deque[int] = deque()
-    deltas: dict[str, list[Delta]] = {}
-    told = 0
 
-    def take(items: Any) -> None:
-        for delta in items:
-            deltas.setdefault(delta.request_id, []).append(delta)
-
-    def tell_output() -> None:
-        nonlocal told
-        message = group.told[told]
-        told += 1
-        match message:
-            case Register():
-                output.register(message)
-            case Admitted(keys, counts):
-                for key, count in zip(keys, counts, strict=True):
-                    output.admit(key, count)
-            case Finish(key, reason):
-                ended = output.finish(key, reason)
-                take(ended[1] if ended else ())
-
-    def result_to_output() -> None:
-        queue = rng.choice(group.to_output)
-        if queue:
-            assert output.take_result(*decoded(queue.popleft())) == []
-
-    def flush() -> None:
-        taken = output.take_items()
-        feedback.extend(taken.text_stopped_keys)
-        for items in taken.items_by_client.values():
-            take(items)
-
-    for step in range(100_000):
-        action = rng.random()
-        if action < 0.1 and len(registers) < 16:
-            prompt = [rng.choice(LETTERS) for _ in range(rng.randint(1, 24))]
+    def submit() -> None:
+        if len(registers) < 16:
             name = str(len(registers))
-            stop = rng.choice(((), ("ab",), ("abc", "bcda", "c c")))
-            registers[name] = group.submit(
-                name, prompt, seed=rng.randrange(99), stop=stop, max_tokens=rng.randint(1, 20)
-            )
-        elif action < 0.12 and registers:
-            name = rng.choice(list(registers))
-            if (finish := group.engine.abort(b"c", name)) is not None:
-                group.told.append(finish)
-                aborted.add(name)
-        elif action < 0.4:
-            group.pump()
-        elif action < 0.6:
-            group.receive()
-        elif action < 0.7 and told < len(group.told):
-            tell_output()
-        elif action < 0.9:
-            result_to_output()
-        elif feedback:
-            group.engine.end(feedback.popleft(), "stop")
-        else:
-            flush()
-        is_quiet = told == len(group.told) and not feedback and not group.to_frontend and not any(group.to_output)
-        if step > 500 and len(registers) == 16 and is_quiet and not group.engine.num_unfinished:
+            registers[name] = submit_random(rng, group, name)
+
+    def abort() -> None:
+        name = str(rng.randrange(16))
+        if (finish := group.engine.abort(b"c", name)) is not None:
+            group.told.append(finish)
+            aborted.add(name)
+
+    shares: dict[Callable[[], object], int] = {
+        submit: 10,
+        abort: 1,
+        group.pump: 28,
+        group.receive: 20,
+        output.hear: 10,
+        lambda: output.take_result(rng.randrange(len(group.workers))): 20,
+        output.tell: 5,
+        output.flush: 6,
+    }
+    for action in itertools.chain.from_iterable(
+        rng.choices(list(shares), list(shares.values())) for _ in range(50_000)
+    ):
+        action()
+        is_over = len(registers) == 16 and not group.engine.num_unfinished and not group.to_frontend
+        if is_over and output.has_heard_all:
             break
-    flush()
-    assert group.engine.num_unfinished == output.num_unfinished == 0
+    output.flush()
+    assert group.engine.num_unfinished == output.outputs.num_unfinished == 0
     for name, register in registers.items():
-        got = deltas[name]
-        assert [delta.finish_reason is not None for delta in got] == [False] * (len(got) - 1) + [True]
-        text, tokens = "".join(delta.text for delta in got), [token for delta in got for token in delta.token_ids]
-        wanted = expected(group, register)
-        if got[-1].finish_reason == "abort":
-            assert name in aborted
-            assert wanted[1][: len(tokens)] == tokens
-        else:
-            assert (text, tokens, got[-1].finish_reason) == wanted
+        check_deltas(group, register, output.deltas[name], name in aborted)
     for pipeline in group.engine.pipelines:
-        scheduler: Any = pipeline.planners["generate"]
-        assert scheduler.scheduler.pool.num_used == 0
+        planner: Any = pipeline.planners["generate"]
+        assert planner.scheduler.pool.num_used == 0
 
 
 def test_keys_are_never_used_again_and_a_refused_request_costs_none() -> None:

@@ -68,7 +68,7 @@ def test_val_02_first_and_last_id_are_accepted() -> None:
 @pytest.mark.parametrize("wrong", [1.5, True, None, "1"])
 def test_val_02_what_is_no_integer_does_not_decode(wrong: Any) -> None:
     data = msgspec.msgpack.encode({"prompt_token_ids": [1, wrong]})
-    with pytest.raises(msgspec.ValidationError, match="Expected `int`.*prompt_token_ids"):
+    with pytest.raises(msgspec.ValidationError, match=r"Expected `int`.*prompt_token_ids"):
         msgspec.msgpack.decode(data, type=GenerateBody)
 
 

@@ -17,7 +17,7 @@ Int32s = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 class Bench:
-    """A scheduler and a builder; `step` gives the header and the sections of the next step, results taken in at once."""
+    """A scheduler and a builder; `step` gives the header and the sections of the next step."""
 
     def __init__(self, **changes: int | bool) -> None:
         own = limits(**changes)
@@ -133,7 +133,7 @@ def test_slot_row_carries_the_bits_of_reals_and_wide_integers() -> None:
     assert join_int64(np.array([row["seed_low"], row["seed_high"]], np.int32))[0] == -(2**63)
     reals = np.array([row["temperature"], row["top_p"], row["min_p"]], np.int32).view(np.float32)
     assert reals.tolist() == np.array([0.7, 0.9, 0.05], np.float32).tolist()
-    assert (row["top_k"], row["num_logprobs"]) == (2**31 - 1, 5)
+    assert (int(row["top_k"]), int(row["num_logprobs"])) == (2**31 - 1, 5)
     assert (header.features, header.num_logprobs) == (15, 5)
 
 

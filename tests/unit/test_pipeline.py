@@ -10,6 +10,7 @@ import pytest
 
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
 from procengine.pipeline import Pipeline, PlannedStep
+from procengine.scheduler.counters import SchedulerCounters
 
 NONE = np.zeros(0, np.int32)
 
@@ -22,6 +23,7 @@ class FakePlanner:
         self.num_steps = num_steps
         self.passes = passes
         self.wants_late_plan = False
+        self.counters = SchedulerCounters()
         self.applied: list[tuple[object, int]] = []
 
     @property
@@ -141,7 +143,8 @@ def test_result_of_another_epoch_is_dropped() -> None:
     names(pipe)
     assert pipe.apply(result(0, epoch=0), NONE) == []
     assert pipe.num_in_flight == 1
-    assert pipe.apply(result(0, epoch=1), NONE) == [("generate-0", "stop")]
+    ended: list[tuple[Any, str]] = list(pipe.apply(result(0, epoch=1), NONE))
+    assert ended == [("generate-0", "stop")]
 
 
 def test_result_out_of_order_is_our_own_bug_and_asserts() -> None:

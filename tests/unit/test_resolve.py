@@ -142,7 +142,7 @@ def test_name_is_the_last_part_of_the_run_directory(model: str, run_dir: Path, n
 
 @pytest.mark.parametrize("name", ["x" * 41, "a/b", "..", ".a", "-a", "a b", "ü", "a\n", "a\0"])
 def test_name_that_is_no_plain_word_is_refused(model: str, name: str) -> None:
-    with pytest.raises(ConfigError, match="^name: must be 1 to 40"):
+    with pytest.raises(ConfigError, match=r"^name: must be 1 to 40"):
         resolved(model, name=name)
 
 

@@ -23,6 +23,10 @@ def locks() -> Iterator[list[int]]:
         os.close(lock)
 
 
+def num_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 def test_claim_makes_a_private_directory(tmp_path: Path, locks: list[int]) -> None:
     locks.append(claim_run_dir(tmp_path / "group"))
     assert (tmp_path / "group").stat().st_mode & 0o777 == 0o700
@@ -40,11 +44,11 @@ def test_second_claim_is_refused_by_name_and_disturbs_nothing(tmp_path: Path, lo
 
 def test_refused_claims_leak_no_descriptor(tmp_path: Path, locks: list[int]) -> None:
     locks.append(claim_run_dir(tmp_path / "group"))
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     for _ in range(5):
         with pytest.raises(ConfigError):
             claim_run_dir(tmp_path / "group")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert num_descriptors() == before
 
 
 def test_claim_after_a_death_starts_from_an_empty_directory(tmp_path: Path, locks: list[int]) -> None:
@@ -80,11 +84,11 @@ def test_sweep_of_a_missing_root_is_nothing(tmp_path: Path) -> None:
 
 def test_sweep_leaks_no_descriptor(tmp_path: Path, locks: list[int]) -> None:
     locks.append(claim_run_dir(tmp_path / "living"))
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     for _ in range(5):
         os.close(claim_run_dir(tmp_path / "dead"))
         sweep_stale_dirs(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert num_descriptors() == before
 
 
 def test_remove_takes_everything(tmp_path: Path, locks: list[int]) -> None:

@@ -23,7 +23,8 @@ BORDER_LENGTHS = (15, 16, 17, 31, 32, 33, 47, 48, 49)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+    tokens: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+    return tokens
 
 
 def solo_output(prompt_token_ids: list[int], max_tokens: int, seed: int = 0) -> list[int]:
@@ -242,7 +243,7 @@ def test_sch_06_equal_prompts_of_one_batch_equal_the_solo_run() -> None:
 def test_sch_06_prompt_and_its_extension_together_with_chunked_prefill() -> None:
     driver = Driver(limits(max_num_batched_tokens=64, max_model_len=512))
     driver.add(prompt(300), 8)
-    driver.add(prompt(300) + [1, 2, 3], 8)
+    driver.add([*prompt(300), 1, 2, 3], 8)
     driver.run()
     assert driver.worker.num_computed_by_key == {0: 300 + 7, 1: 303 - 288 + 7}
 
