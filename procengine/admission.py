@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from procengine.config import LimitsConfig
 from procengine.errors import InvalidRequestError, OverloadedError
-from procengine.messages import Submit
+from procengine.messages import UNREADABLE, Submit
 from procengine.workflows.parts import FrontendParts
 
 __all__ = ["Admission"]
@@ -62,7 +60,7 @@ class Admission:
             )
         try:
             return parts.decode_body(message.body)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise InvalidRequestError(_field_first(str(error))) from error
 
 

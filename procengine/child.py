@@ -10,6 +10,7 @@ the signal is lost (the parent died before the call).
 from __future__ import annotations
 
 import argparse
+import asyncio
 import ctypes
 import faulthandler
 import gc
@@ -20,6 +21,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -29,7 +31,7 @@ from procengine.config import EngineConfig
 from procengine.messages import Failed, Ready, encode
 from procengine.paths import socket_path
 
-__all__ = ["Child", "run_child"]
+__all__ = ["Child", "run_child", "run_loop"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -71,6 +73,23 @@ def run_child(role: str, main: Callable[[Child], None]) -> None:
         os._exit(1)
     sys.stderr.flush()
     os._exit(0)
+
+
+def run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run until the loop is stopped. An exception that a callback lets out stops it, and is raised here.
+
+    asyncio would log it and go on; but it is one of our invariants that broke, and who waits would wait for ever.
+    """
+    failures: list[BaseException] = []
+
+    def fail(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        failures.append(context.get("exception") or RuntimeError(context["message"]))
+        loop.stop()
+
+    loop.set_exception_handler(fail)
+    loop.run_forever()
+    if failures:
+        raise failures[0]
 
 
 def _report(child: Child, message: Failed) -> None:

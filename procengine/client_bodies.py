@@ -76,6 +76,8 @@ def prompt_body(prompt: Prompt) -> Body:
     if isinstance(prompt, Mapping):
         return dict(prompt)
     try:
+        if bool in set(map(type, prompt)):  # to Python they are integers, to the group they are not
+            raise TypeError("'bool' object is no token id")
         return {"prompt_token_ids": list(map(index, prompt))}  # `index`: integers of numpy become ours
     except TypeError as error:
         raise InvalidRequestError(f"prompt_token_ids: must be a list of integers ({error})") from error

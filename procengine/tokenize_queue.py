@@ -58,7 +58,10 @@ class TokenizeQueue:
         try:
             return self._encode(jobs)
         except Exception as error:  # noqa: BLE001 - at the rim: a prompt that breaks the tokenizer must get an answer
-            return [InvalidRequestError(f"prompt: cannot be tokenized: {error}")] * len(jobs)
+            if len(jobs) > 1:
+                return [self._tokenize([job])[0] for job in jobs]  # it fails alone, the others of its batch are fine
+            field = "prompt" if isinstance(jobs[0][0], str) else "messages"
+            return [InvalidRequestError(f"{field}: cannot be tokenized: {error}")]
 
     def _encode(self, jobs: list[_Job]) -> list[list[int] | ProcengineError]:
         texts: list[str | ProcengineError] = [self._to_text(prompt) for prompt, _ in jobs]

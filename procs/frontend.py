@@ -19,7 +19,7 @@ import zmq
 from procengine import ipc
 from procengine.admission import Admission
 from procengine.chat_template import ChatTemplate
-from procengine.child import Child, run_child
+from procengine.child import Child, run_child, run_loop
 from procengine.engine import Engine, admitted_message
 from procengine.errors import (
     EngineDeadError,
@@ -345,7 +345,7 @@ def main(child: Child) -> None:
     loop = uvloop.new_event_loop()
     loop.add_reader(child.death_fd, lambda: os._exit(1))
     Frontend(child, loop, loop.stop)
-    loop.run_forever()
+    run_loop(loop)
     child.context.destroy(linger=1000)
 
 

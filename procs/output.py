@@ -15,7 +15,7 @@ import uvloop
 import zmq
 
 from procengine import ipc
-from procengine.child import Child, run_child
+from procengine.child import Child, run_child, run_loop
 from procengine.errors import EngineDeadError
 from procengine.messages import (
     PROTOCOL_VERSION,
@@ -170,7 +170,7 @@ def main(child: Child) -> None:
     loop = uvloop.new_event_loop()
     loop.add_reader(child.death_fd, lambda: os._exit(1))
     Output(child, loop, loop.stop)
-    loop.run_forever()
+    run_loop(loop)
     child.context.destroy(linger=1000)
 
 

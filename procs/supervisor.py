@@ -29,6 +29,7 @@ from procengine.child_process import ChildProcess, cpu_seconds, rss_bytes
 from procengine.config import EngineConfig
 from procengine.errors import ProcengineError
 from procengine.messages import (
+    UNREADABLE,
     ChildStats,
     Drain,
     Drained,
@@ -115,8 +116,10 @@ class Supervisor:
         if self._handlers.pop(source, None):
             self._poller.unregister(source)
 
-    def _on_ready(self, message: Ready) -> None:
-        child = next(c for c in self._children if (c.role, c.rank) == (message.role, message.rank))
+    def _child(self, role: str, rank: int) -> ChildProcess | None:
+        return next((c for c in self._children if (c.role, c.rank) == (role, rank)), None)
+
+    def _on_ready(self, child: ChildProcess, message: Ready) -> None:
         child.is_ready = True
         self._facts[child.name] = message.facts
         if self._state == "starting" and all(c.is_ready for c in self._children):
@@ -141,17 +144,19 @@ class Supervisor:
 
     def _on_control(self) -> None:
         while ipc.has_message(self._control):
-            identity, data = self._control.recv_multipart()
+            frames = self._control.recv_multipart()
+            identity, data = frames[0], frames[-1]
             try:
                 message = decode_from_control_peer(data)
-            except msgspec.DecodeError:
+            except UNREADABLE:
                 continue  # not of this protocol; no child of ours sends such a thing
             match message:
-                case Ready():
-                    self._on_ready(message)
-                case Failed(role, rank, text, _):
-                    child = next(c for c in self._children if (c.role, c.rank) == (role, rank))
+                case Ready(role, rank) if child := self._child(role, rank):
+                    self._on_ready(child, message)
+                case Failed(role, rank, text, _) if child := self._child(role, rank):
                     child.failure = text
+                case Ready() | Failed():
+                    pass  # of nobody we know
                 case Drained():
                     self._stop()
                 case GetStatus():

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from procengine import LLM, RequestOutput
+from procengine.tokenizer import Tokenizer
 from tests.e2e.conftest import TinyGroups
+from tests.e2e.greedy_oracle import best_tokens, greedy_run
 from tests.e2e.modes import ALL_MODES, FAST_MODES, Mode
 from tests.e2e.running_group import RunningGroup
+from tests.e2e.smollm2 import SMOLLM2_OPTIONS, greedy
 from tests.e2e.tiny_folders import FAMILIES
 from tests.e2e.tiny_prompts import LENGTHS, MAX_TOKENS, TinyCase, fitting_batches, make_tiny_case
 
@@ -118,3 +123,73 @@ def test_without_a_prefix_cache(depth: int, tiny_llama: TinyCase) -> None:
             assert found == tiny_llama.expected
             assert not any(cached)
             assert group.num_preemptions() > 0
+
+
+# The real model. Its prompts are cut from a text, and where its two best tokens come close either of them will do.
+
+_SMOLLM2_TOKENS = 12
+_SMOLLM2_MODES: dict[str, dict[str, Any]] = {
+    "depth1-whole-crowded": {"async_depth": 1, "enable_chunked_prefill": False, "num_blocks": 48},
+    "depth3-steps4-chunked-crowded": {
+        "async_depth": 3,
+        "decode_steps": 4,
+        "max_num_batched_tokens": 64,
+        "num_blocks": 48,
+    },
+    "steps4-workers2": {"decode_steps": 4, "workers": 2, "threads": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def text_prompts(smollm2: RunningGroup) -> list[list[int]]:
+    text = (Path(__file__).parents[2] / "LICENSE").read_text(encoding="utf-8")
+    token_ids = Tokenizer.load(smollm2.config.model.tokenizer_path).encode(text)
+    source = random.Random(4)
+    starts = [source.randrange(len(token_ids) - length) for length in LENGTHS]
+    return [token_ids[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)]
+
+
+def check_smollm2(group: RunningGroup, oracle: Any, prompts: list[list[int]]) -> None:
+    """Every token is the oracle's best one after the tokens before it."""
+    params = greedy(_SMOLLM2_TOKENS, ignore_eos=True)
+    found = [output.outputs[0].token_ids for output in group.generate(prompts, params, cache_salt="greedy")]
+    for prompt, token_ids in zip(prompts, found, strict=True):
+        assert len(token_ids) == _SMOLLM2_TOKENS
+        best = best_tokens(oracle, prompt, token_ids)
+        is_close = [gap < _MIN_GAP for gap in best.gaps]
+        assert [a == b or close for a, b, close in zip(token_ids, best.token_ids, is_close, strict=True)] == [
+            True
+        ] * _SMOLLM2_TOKENS
+        assert sum(is_close) <= 1
+
+
+@pytest.mark.model
+def test_smollm2_as_the_defaults_have_it(
+    smollm2: RunningGroup, smollm2_oracle: Any, text_prompts: list[list[int]]
+) -> None:
+    check_smollm2(smollm2, smollm2_oracle, text_prompts)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(300)
+def test_smollm2_against_generate(smollm2: RunningGroup, smollm2_oracle: Any, text_prompts: list[list[int]]) -> None:
+    outputs = smollm2.generate(text_prompts, greedy(_SMOLLM2_TOKENS, ignore_eos=True))
+    for prompt, output in zip(text_prompts, outputs, strict=True):
+        run = greedy_run(smollm2_oracle, prompt, _SMOLLM2_TOKENS)
+        # As far as the answer is beyond doubt: behind a near tie the two may go different ways.
+        num_sure = next((at for at, gap in enumerate(run.gaps) if gap < _MIN_GAP), _SMOLLM2_TOKENS)
+        assert output.outputs[0].token_ids[:num_sure] == run.token_ids[:num_sure]
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", _SMOLLM2_MODES)
+def test_smollm2_in_other_modes(
+    mode: str, smollm2_gguf: Path, smollm2_oracle: Any, text_prompts: list[list[int]]
+) -> None:
+    with RunningGroup(smollm2_gguf, **(SMOLLM2_OPTIONS | _SMOLLM2_MODES[mode])) as group:
+        for _ in range(2):  # with a cold cache, then with a warm one
+            check_smollm2(group, smollm2_oracle, text_prompts)
+            assert (group.num_preemptions() > 0) == ("crowded" in mode)

@@ -54,14 +54,16 @@ _READY_TIMEOUT_S = 30.0
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], what: str, timeout_s: float = 10.0) -> T:
+def wait_until(condition: Callable[[], T], what: str | Callable[[], str], timeout_s: float = 10.0) -> T:
     """Poll until `condition()` is true and return it; fail with `what` after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline_s, f"within {timeout_s:g} s this did not come true: {what}"
+        if time.monotonic() > deadline_s:
+            text = what if isinstance(what, str) else what()
+            raise AssertionError(f"within {timeout_s:g} s this did not come true: {text}")
         time.sleep(0.005)
 
 

@@ -53,15 +53,20 @@ class RawClient:
         self._identity = b"t" + os.urandom(8)
         self.frontend = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
         self.output: zmq.Socket[bytes] | None = None
+        self._others: list[zmq.Socket[bytes]] = []
         self.messages: list[Message] = []
         self._poller = zmq.Poller()
         self._poller.register(self.frontend, zmq.POLLIN)
-        self.send(Hello(PROTOCOL_VERSION))
-        welcome = self.wait_for(lambda m: isinstance(m, Welcome))
-        assert isinstance(welcome, Welcome)
-        self.welcome = welcome
-        if is_attached:
-            self.attach()
+        try:
+            self.send(Hello(PROTOCOL_VERSION))
+            welcome = self.wait_for(lambda m: isinstance(m, Welcome))
+            assert isinstance(welcome, Welcome)
+            self.welcome = welcome
+            if is_attached:
+                self.attach()
+        except BaseException:
+            self.close()
+            raise
 
     def attach(self) -> None:
         """Connect to the output process."""
@@ -72,7 +77,8 @@ class RawClient:
 
     def connect(self, endpoint: str) -> zmq.Socket[bytes]:
         """A DEALER to any other door of the group; it is closed with this client."""
-        return ipc.connect(self._context, zmq.DEALER, endpoint)
+        self._others.append(ipc.connect(self._context, zmq.DEALER, endpoint))
+        return self._others[-1]
 
     def send(self, message: Hello | Submit | Abort | GetStats) -> None:
         """A message of the protocol."""

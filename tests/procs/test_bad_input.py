@@ -47,6 +47,7 @@ def canary(remembered: Canary) -> Iterator[None]:
 
 @pytest.fixture
 def raw(group: Served) -> Iterator[RawClient]:
+    assert group.process.poll() is None, f"the group has ended:\n{group.log}"
     with RawClient(group.endpoint) as client:
         yield client
 

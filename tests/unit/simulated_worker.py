@@ -1,7 +1,7 @@
 """A worker made of numpy that knows what each row's context must be, and a driver that runs a pipeline against it.
 
-The worker keeps, for each place of its KV pool, the (token, position) last written there. Before it samples, it looks at
-all that a row sees through its block table and compares it with the request's true sequence: a block shared wrongly,
+The worker keeps, for each place of its KV pool, the (token, position) last written there. Before it samples, it looks
+at all that a row sees through its block table and compares it with the request's true sequence: a block shared wrongly,
 reused too early or off by one is an AssertionError in the step that reads it, not a strange token later.
 """
 
@@ -222,17 +222,32 @@ def limits(**changes: Any) -> SchedulerLimits:
     return SchedulerLimits(**(values | changes))
 
 
+class _EagerPlanner(GeneratePlanner):
+    """Plans a prompt's step ahead too: slots and blocks change hands while results are still under way."""
+
+    @property
+    def wants_late_plan(self) -> bool:
+        return False
+
+
 class Driver:
     """One pipeline with `generate` alone, a simulated worker behind it, and a record of what came out.
 
     Results come back in order, but only when `receive` is called: any number of steps may be in between.
-    `scheduler.check_integrity()` runs after every operation.
+    `scheduler.check_integrity()` runs after every operation. Without `plans_late` the depth never falls for a prompt.
     """
 
-    def __init__(self, scheduler_limits: SchedulerLimits, *, depth: int = 2, rule: TokenRule = token_by_prefix) -> None:
+    def __init__(
+        self,
+        scheduler_limits: SchedulerLimits,
+        *,
+        depth: int = 2,
+        rule: TokenRule = token_by_prefix,
+        plans_late: bool = True,
+    ) -> None:
         self.truth = TrueSequences(rule)
         self.worker = SimulatedWorker(scheduler_limits, self.truth)
-        self.planner = GeneratePlanner(scheduler_limits)
+        self.planner = (GeneratePlanner if plans_late else _EagerPlanner)(scheduler_limits)
         self.pipeline = Pipeline(0, {"generate": self.planner}, depth)
         self.received: dict[int, Received] = {}
         self.started: list[int] = []  # keys in the order of their (first) admission

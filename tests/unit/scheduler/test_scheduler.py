@@ -102,6 +102,7 @@ def test_random_runs_give_every_request_its_tokens_once(
         ),
         depth=depth,
         rule=rng.choice((token_by_prefix, token_by_position)),
+        plans_late=rng.random() < 0.5,
     )
     random_run(rng, driver, num_requests=14)
 
@@ -120,6 +121,7 @@ def test_any_order_of_operations_keeps_the_invariants(data: st.DataObject) -> No
             decode_steps=data.draw(st.sampled_from((1, 3)), "decode_steps"),
         ),
         depth=data.draw(st.integers(1, 3), "depth"),
+        plans_late=data.draw(st.booleans(), "plans_late"),
     )
     longest = min(driver.scheduler.limits.pool_tokens, 20)
     for _ in range(data.draw(st.integers(1, 30), "operations")):
@@ -282,33 +284,33 @@ def test_prefix_of_equal_output_is_found_again_after_the_end() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_abort_of_the_computing_request_releases_who_waits_for_it(depth: int) -> None:
+def test_requests_that_wait_for_an_aborted_ones_prefix_go_on_from_what_it_left(depth: int) -> None:
     driver = Driver(limits(max_num_batched_tokens=32), depth=depth)
-    computing, parked, third = (driver.add(prompt(150), 3) for _ in range(3))
+    computing, second, third = (driver.add(prompt(150), 3) for _ in range(3))
     driver.send()
     assert computing.slot >= 0
-    assert parked.slot == third.slot == -1
+    assert second.slot == third.slot == -1
     driver.end(computing)
     driver.run()
-    assert len(driver.received[parked.key].token_ids) == len(driver.received[third.key].token_ids) == 3
+    assert len(driver.received[second.key].token_ids) == len(driver.received[third.key].token_ids) == 3
     computed = driver.worker.num_computed_by_key
     # What the aborted one left is used, the rest is computed by one of the others, the last block by both.
-    assert computed[computing.key] + computed[parked.key] + computed[third.key] == 150 + (150 - 144) + 2 * 2
+    assert computed[computing.key] + computed[second.key] + computed[third.key] == 150 + (150 - 144) + 2 * 2
 
 
-def test_abort_of_a_parked_request_leaves_nothing_behind() -> None:
+def test_abort_of_a_request_that_waits_for_anothers_prefix_leaves_nothing_behind() -> None:
     driver = Driver(limits(max_num_batched_tokens=32))
     driver.add(prompt(150), 3)
-    parked = driver.add(prompt(150), 3)
+    second = driver.add(prompt(150), 3)
     driver.send()
-    driver.end(parked)
+    driver.end(second)
     assert len(driver.scheduler.waiting) == 0
     driver.run()
-    assert parked.key not in driver.worker.num_computed_by_key
+    assert second.key not in driver.worker.num_computed_by_key
 
 
-def test_preemption_of_the_computing_request_releases_who_waits_for_it() -> None:
-    # The old request grows, until the prompt that is being computed has to go; its twin waits for it, parked.
+def test_preempted_prefill_goes_on_and_its_twin_too() -> None:
+    # The old request grows, until the prompt that is being computed has to go; its twin waits for it.
     driver = Driver(limits(block_size=4, num_blocks=16, max_num_batched_tokens=3, max_num_seqs=3), depth=1)
     driver.add(prompt(20, seed=1), 40)
     while driver.scheduler.would_prefill:
@@ -442,6 +444,26 @@ def test_several_forward_passes_a_step_only_while_no_prompt_waits() -> None:
     passes = [header.decode_steps for header in driver.worker.headers]
     assert passes[:3] == [1, 1, 1]
     assert passes[3] == 4
+
+
+@pytest.mark.parametrize("ended_by", ["abort", "stop token"])
+def test_results_under_way_for_a_slot_that_changed_hands_are_dropped(ended_by: str) -> None:
+    driver = Driver(limits(max_num_seqs=1), depth=3, plans_late=False)
+    output = solo_output(prompt(10), 9)
+    first = driver.add(prompt(10), 30, stop_token_ids=(output[2],) if ended_by == "stop token" else ())
+    second = driver.add(prompt(10, seed=1), 5)
+    while first.slot < 0 or driver.scheduler.table.num_tokens[first.slot] < 12:
+        driver.send()
+        driver.receive()
+    driver.send()
+    if ended_by == "abort":
+        driver.end(first)
+    driver.receive()
+    driver.send()
+    assert second.slot == 0
+    assert driver.pipeline.num_in_flight == 3, "and two of them are the first one's"
+    driver.run()
+    assert len(driver.received[second.key].token_ids) == 5
 
 
 def test_max_num_seqs_of_one_runs_requests_one_after_the_other() -> None:
