@@ -94,6 +94,7 @@ class ClientCore:
 
     def __init__(self) -> None:
         self._requests: dict[str, Pending] = {}
+        self._abandoned: set[str] = set()  # nobody waits, but their ends are still to come: these ids are not free
         self._questions: deque[Pending] = deque()  # the frontend answers them in order
         self._ids = itertools.count()
         self._max_request_bytes = 0
@@ -149,10 +150,12 @@ class ClientCore:
 
     def abandon(self, pending: Pending) -> bytes | None:
         """Forget a request: what still comes for it is dropped. Returns the frame that stops it, if it runs."""
-        frame = self.abort(pending.request_id)
-        if frame is not None:
-            self._end(pending)
-        return frame
+        self._abandoned.add(pending.request_id)
+        if pending.is_done:  # looked at last: another thread may have just taken in its end
+            self._abandoned.discard(pending.request_id)
+            return None
+        self._end(pending)
+        return encode(Abort(pending.request_id))
 
     def receive(self, frame: bytes) -> None:
         """Sort one incoming message."""
@@ -171,6 +174,7 @@ class ClientCore:
         for pending in [*self._requests.values(), *self._questions]:
             self._end(pending, error)
         self._questions.clear()
+        self._abandoned.clear()
 
     def die(self, error: ProcengineError) -> None:
         """The group is gone: end everything, and refuse whatever comes after."""
@@ -183,10 +187,13 @@ class ClientCore:
         for item in items:
             pending = requests.get(item.request_id)
             if pending is None:
-                continue  # abandoned
+                if item.finish_reason is not None:
+                    self._abandoned.discard(item.request_id)
+                continue
             pending.items.append(item)
             if item.finish_reason is not None:
                 self._end(pending, _item_error(item))
+                self._abandoned.discard(item.request_id)
             elif pending.on_item is not None:
                 pending.on_item()
 
@@ -209,6 +216,7 @@ class ClientCore:
         pending = self._requests.get(message.request_id)
         if pending is not None:
             self._end(pending, error)
+        self._abandoned.discard(message.request_id)
 
     def _end(self, pending: Pending, error: ProcengineError | None = None) -> None:
         self._requests.pop(pending.request_id, None)
@@ -224,15 +232,18 @@ class ClientCore:
 
     def _new_id(self) -> str:
         """The next id that no running request has: callers may choose ids of their own."""
-        return next(text for number in self._ids if (text := f"r{number}") not in self._requests)
+        return next(text for number in self._ids if not self._is_taken(text := f"r{number}"))
+
+    def _is_taken(self, request_id: str) -> bool:
+        return request_id in self._requests or request_id in self._abandoned
 
     def _raise_if_dead(self) -> None:
         if self._death is not None:
             raise type(self._death)(str(self._death))
 
     def _check_id(self, request_id: str) -> str:
-        if request_id in self._requests:
-            raise InvalidRequestError(f"request_id: {request_id!r} is in use by a running request")
+        if self._is_taken(request_id):
+            raise InvalidRequestError(f"request_id: {request_id!r} is in use by a request that has not ended")
         if not request_id or not request_id.isprintable():
             raise InvalidRequestError(f"request_id: must be a non-empty, printable text, got {request_id!r}")
         return request_id

@@ -44,8 +44,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_k: int = 0
     min_p: float = 0.0
     seed: int | None = None
-    stop: str | tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: str | tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = 16
@@ -61,7 +61,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check_int("max_tokens", self.max_tokens, 1, None)
         _check_int("logprobs", self.logprobs, 0, None)
         _check_list("stop_token_ids", self.stop_token_ids)
-        for token_id in self.stop_token_ids:
+        for token_id in self.stop_ids:
             _check_int("stop_token_ids", token_id, 0, None)
         if not isinstance(self.stop, str):
             _check_list("stop", self.stop)
@@ -71,7 +71,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, also when one string was given."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """`stop_token_ids` as a tuple, also when there are none."""
+        return tuple(self.stop_token_ids or ())
 
     @property
     def is_greedy(self) -> bool:
@@ -87,7 +92,7 @@ def _check_range(field: str, value: float, low: float, high: float, allowed: str
 
 
 def _check_list(field: str, value: object) -> None:
-    if not isinstance(value, list | tuple):
+    if value is not None and not isinstance(value, list | tuple):
         raise InvalidRequestError(f"{field}: must be a list, got {value!r}")
 
 

@@ -175,8 +175,6 @@ class Scheduler:
             if request.num_in_flight:
                 break  # its newest tokens are still under way; they come with a step already sent
             matched = self._match_prefix(request)
-            if matched is None:
-                continue  # parked: another request is computing its prefix
             num_cached = len(matched) * self.limits.block_size
             if not self.limits.enable_chunked_prefill and len(request.token_ids) - num_cached > budget:
                 break
@@ -187,14 +185,13 @@ class Scheduler:
             self._start(plan, request, blocks, num_cached)
             budget -= self._schedule_chunk(plan, request, budget)
 
-    def _match_prefix(self, request: Request) -> list[int] | None:
-        """Cached blocks of the request's tokens; None if it was parked. At least one token is left to compute."""
-        usable = self._hashes(request)[: (len(request.token_ids) - 1) // self.limits.block_size]
-        matched = self.pool.match(usable)
-        if len(matched) < len(usable) and self.waiting.is_being_computed(usable[len(matched)]):
-            self.waiting.park_next(usable[len(matched)])
-            return None
-        return matched
+    def _match_prefix(self, request: Request) -> list[int]:
+        """Cached blocks of the request's tokens. At least one token is left to compute.
+
+        A prefix that another request is computing is not computed twice: a prompt that is not finished takes the whole
+        budget of a step, so nobody is admitted before its blocks are published.
+        """
+        return self.pool.match(self._hashes(request)[: (len(request.token_ids) - 1) // self.limits.block_size])
 
     def _hashes(self, request: Request) -> list[bytes]:
         """Content addresses of the full blocks of a waiting request, kept with it."""
@@ -231,7 +228,6 @@ class Scheduler:
             request.num_cached_tokens = num_cached
             self.counters.prompt_tokens += len(request.prompt_token_ids)
             self.counters.prefix_hit_tokens += num_cached
-        self.waiting.begin_computing(self._unpublished_hashes(request))
         self._prefilling.append(request)
         plan.admitted.append(request)
         plan.block_updates.append(
@@ -250,9 +246,8 @@ class Scheduler:
         end = start + length
         is_last = end == num_tokens
         plan.chunks.append(PrefillChunk(slot, start, table.token_ids[slot, start:end], is_last))
-        newly_full = self._unpublished_hashes(request)[: end // table.block_size - start // table.block_size]
         table.num_computed[slot] = end
-        self._publish(request, start // table.block_size, newly_full)
+        self._publish(request, start // table.block_size, end // table.block_size)
         if is_last:
             self._prefilling.remove(request)
             self._decode_slots = np.append(self._decode_slots, np.int32(slot))
@@ -269,7 +264,7 @@ class Scheduler:
             slots: int32 [n], where the rows were when their step was planned, no slot twice.
             keys: int64 [n], whose tokens they are; rows whose slot has another holder now are dropped or, for a
                 preempted request, kept with it.
-            positions: int32 [n]; a position already known is dropped.
+            positions: int32 [n], the next one of each row.
             token_ids: int32 [n].
 
         Returns:
@@ -329,7 +324,6 @@ class Scheduler:
         slot, table = request.slot, self.table
         if request in self._prefilling:
             self._prefilling.remove(request)
-            self.waiting.end_computing(self._unpublished_hashes(request))
             request.num_in_flight = 0
         else:
             self._decode_slots = self._decode_slots[self._decode_slots != slot]
@@ -349,13 +343,10 @@ class Scheduler:
         table.vacate(request)
         self.pool.release(blocks)
 
-    def _unpublished_hashes(self, request: Request) -> list[bytes]:
-        return request.block_hashes[self.table.num_computed[request.slot] // self.limits.block_size :]
-
-    def _publish(self, request: Request, first: int, hashes: list[bytes]) -> None:
-        if hashes:
-            self.pool.publish(self.table.block_tables[request.slot, first : first + len(hashes)], hashes)
-            self.waiting.end_computing(hashes)
+    def _publish(self, request: Request, first: int, end: int) -> None:
+        """Make blocks `first` to `end` of a running prompt findable (none, without caching: there are no hashes)."""
+        hashes = request.block_hashes[first:end]
+        self.pool.publish(self.table.block_tables[request.slot, first : first + len(hashes)], hashes)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, slots and rows agree. For tests."""

@@ -62,7 +62,7 @@ def accept(body: GenerateBody, token_ids: list[int], facts: ModelFacts, identity
         # The pool bounds a request too: one that outgrows it alone could never go on, so it ends by length.
         end_position=min(_end_position(len(prompt), params.max_tokens, facts), facts.pool_tokens),
         sampling=_row_sampling(params, identity.seed, facts.vocab_size),
-        stop_token_ids=(() if params.ignore_eos else facts.eos_token_ids) + tuple(params.stop_token_ids),
+        stop_token_ids=(() if params.ignore_eos else facts.eos_token_ids) + params.stop_ids,
         priority=body.priority,
         cache_salt=body.cache_salt.encode(),
     )
@@ -83,7 +83,7 @@ def register(request: Request, body: GenerateBody) -> Register:
         stop=params.stop_strings,
         include_stop_str_in_output=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
-        requested_stop_token_ids=tuple(params.stop_token_ids),
+        requested_stop_token_ids=params.stop_ids,
         num_logprobs=request.sampling.num_logprobs,
     )
 
@@ -108,10 +108,10 @@ def _check_params(params: SamplingParams, facts: ModelFacts) -> None:
     limits, stops = facts.limits, params.stop_strings
     _check_limit("stop", "stop strings", len(stops), limits.max_stop_strings)
     _check_limit("stop", "bytes in all", sum(len(stop.encode()) for stop in stops), limits.max_stop_bytes)
-    _check_limit("stop_token_ids", "ids", len(params.stop_token_ids), limits.max_stop_token_ids)
+    _check_limit("stop_token_ids", "ids", len(params.stop_ids), limits.max_stop_token_ids)
     if params.logprobs is not None:
         _check_limit("logprobs", "alternatives", params.logprobs, limits.max_logprobs)
-    for token_id in params.stop_token_ids:
+    for token_id in params.stop_ids:
         if token_id >= facts.vocab_size:
             raise InvalidRequestError(
                 f"stop_token_ids: {token_id} is not a token of this model; ids go from 0 to {facts.vocab_size - 1}"

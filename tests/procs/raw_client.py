@@ -96,9 +96,9 @@ class RawClient:
         """End a request."""
         self.send(Abort(request_id))
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """The group's counters."""
-        self.send(GetStats())
+        self.send(GetStats(reset))
         answer = self.wait_for(lambda m: isinstance(m, Stats))
         assert isinstance(answer, Stats)
         self.messages.remove(answer)
@@ -114,6 +114,12 @@ class RawClient:
                     break
                 message = decode_to_client(data)
                 self.messages += message.items if isinstance(message, Outputs) else [message]
+
+    def receive_for(self, duration_s: float) -> None:
+        """Take in what comes until the time is over."""
+        deadline_s = time.monotonic() + duration_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            self.receive(left_s)
 
     def wait_for(self, matches: Callable[[Message], bool], timeout_s: float = 10.0) -> Message:
         """The first message that matches, waiting for it if it is not here yet."""

@@ -1,4 +1,4 @@
-"""Who is next, and who waits for another one's prefix."""
+"""Who is next."""
 
 from __future__ import annotations
 
@@ -46,40 +46,3 @@ def test_finished_request_is_passed_over_and_not_counted() -> None:
     assert len(queue) == 1
     assert order(queue) == [1]
     assert queue.peek() is None
-
-
-def test_parked_request_lets_others_pass_and_comes_back_in_its_order() -> None:
-    queue = queue_of(*(request(key) for key in range(4)))
-    queue.begin_computing([b"x", b"y"])
-    queue.park_next(b"y")
-    queue.park_next(b"y")
-    assert len(queue) == 4
-    assert queue.pop().key == 2
-    queue.end_computing([b"x"])
-    assert queue.peek() is not None
-    assert queue.pop().key == 3
-    assert queue.peek() is None
-    queue.end_computing([b"y"])
-    assert order(queue) == [0, 1]
-    assert len(queue) == 0
-
-
-def test_parked_request_that_finished_does_not_come_back() -> None:
-    parked = request(0)
-    queue = queue_of(parked)
-    queue.begin_computing([b"x"])
-    queue.park_next(b"x")
-    finish(queue, parked)
-    assert len(queue) == 0
-    queue.end_computing([b"x"])
-    assert queue.peek() is None
-
-
-def test_block_is_being_computed_until_it_is_published_or_given_up() -> None:
-    queue = WaitingQueue()
-    assert not queue.is_being_computed(b"x")
-    queue.begin_computing([b"x"])
-    queue.begin_computing([b"x"])
-    assert queue.is_being_computed(b"x")
-    queue.end_computing([b"x", b"never begun"])
-    assert not queue.is_being_computed(b"x")
