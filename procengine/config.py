@@ -94,6 +94,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_depth: int = 2
     decode_steps: int = 1
+    num_speculative_tokens: int = 0
 
 
 class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,6 +116,11 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_stop_bytes: int = 4096
     max_stop_token_ids: int = 64
     max_logprobs: int = 20
+    max_n: int = 128
+    max_bad_words: int = 128
+    max_logit_bias: int = 1024
+    max_grammar_bytes: int = 65536
+    grammar_timeout_s: float = 10.0
 
 
 class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):

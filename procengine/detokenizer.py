@@ -53,6 +53,10 @@ class Detokenizer:
             return _ByteStream(self._table, skipped)
         return _WindowStream(self._tokenizer, self._byte_tokens, skipped, prompt_tail)
 
+    def text(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The whole text of `token_ids`."""
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that `token_id` stands for (logprobs list them), often less than a character; b"" outside it."""
         if self._table is not None:

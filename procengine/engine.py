@@ -6,7 +6,7 @@ random source. What others must hear of (Register, Finish, Replay) is returned a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from procengine.messages import Admitted, EmbedResult, Finish, Register, Replay, StepResult
 from procengine.pipeline import AnyRequest, Pipeline, PlannedStep
 from procengine.workflows.parts import FrontendParts
-from procengine.workflows.prompt import ModelFacts
+from procengine.workflows.prompt import ModelFacts, Prepared
 
 __all__ = ["Engine", "RequestIdentity"]
 
@@ -48,7 +48,7 @@ class Engine:
         self.facts = facts
         self._parts = parts
         self._placed_by_key: dict[int, _Placed] = {}
-        self._key_by_id: dict[tuple[bytes, str], int] = {}
+        self._keys_by_id: dict[tuple[bytes, str], list[int]] = {}
         self._num_accepted = 0
 
     @property
@@ -58,25 +58,26 @@ class Engine:
 
     def is_running(self, client: bytes, request_id: str) -> bool:
         """Whether the client has an unfinished request of that name."""
-        return (client, request_id) in self._key_by_id
+        return (client, request_id) in self._keys_by_id
 
     def accept(
-        self, workflow: str, body: Any, token_ids: list[int], client: bytes, request_id: str, seed: int
-    ) -> Register:
-        """Take a request on; the output process must hear of it before any step that holds it is sent.
+        self, workflow: str, body: Any, prepared: Prepared, client: bytes, request_id: str, seed: int
+    ) -> list[Register]:
+        """Take the requests of a body on; the output process must hear of them before any step that holds them is sent.
 
         Raises:
-            InvalidRequestError: it cannot run.
+            InvalidRequestError: they cannot run.
         """
         parts = self._parts[workflow]
         identity = RequestIdentity(self._num_accepted, client, request_id, seed)
-        request = parts.accept(body, token_ids, self.facts, identity)
-        self._num_accepted += 1
-        pipeline = self._choose_pipeline(workflow, request)
-        pipeline.planners[workflow].add(request)
-        self._placed_by_key[request.key] = _Placed(request, workflow, pipeline)
-        self._key_by_id[client, request_id] = request.key
-        return parts.register(request, body)
+        requests = parts.accept(body, prepared, self.facts, identity)
+        self._num_accepted += len(requests)
+        pipeline = self._choose_pipeline(workflow, requests[0])  # choices share the prompt's blocks
+        for request in requests:
+            pipeline.planners[workflow].add(request)
+            self._placed_by_key[request.key] = _Placed(request, workflow, pipeline)
+        self._keys_by_id[client, request_id] = [request.key for request in requests]
+        return [parts.register(request, body) for request in requests]
 
     def next_steps(self) -> Iterator[tuple[int, PlannedStep]]:
         """(worker rank, step) for every step that should be sent now."""
@@ -89,19 +90,17 @@ class Engine:
         for request, _reason in self.pipelines[header.rank].apply(header, payload):
             self._forget(request)
 
-    def abort(self, client: bytes, request_id: str) -> Finish | None:
-        """End a request because its client says so; None if it is not running."""
-        key = self._key_by_id.get((client, request_id))
-        return None if key is None else self.end(key, "abort")
+    def abort(self, client: bytes, request_id: str) -> list[Finish]:
+        """End all choices of a request because its client says so."""
+        return self._end_all(self._keys_by_id.get((client, request_id), ()))
 
     def abort_client(self, client: bytes) -> list[Finish]:
         """End all requests of a client that is gone."""
-        keys = [key for (owner, _), key in self._key_by_id.items() if owner == client]
-        return [finish for key in keys if (finish := self.end(key, "abort"))]
+        return self._end_all([key for (owner, _), keys in self._keys_by_id.items() if owner == client for key in keys])
 
     def abort_all(self) -> list[Finish]:
         """End everything that runs."""
-        return [finish for key in list(self._placed_by_key) if (finish := self.end(key, "abort"))]
+        return self._end_all(self._placed_by_key)
 
     def end(self, key: int, finish_reason: str, error: str | None = None) -> Finish | None:
         """End a request and free what it holds; None if it is not running."""
@@ -122,7 +121,7 @@ class Engine:
 
     def owners(self) -> list[tuple[bytes, str]]:
         """(client, request id) of every unfinished request."""
-        return list(self._key_by_id)
+        return list(self._keys_by_id)
 
     def _choose_pipeline(self, workflow: str, request: AnyRequest) -> Pipeline:
         """The worker with the longest cached prefix, then the one with the least to do."""
@@ -136,7 +135,13 @@ class Engine:
 
     def _forget(self, request: AnyRequest) -> None:
         del self._placed_by_key[request.key]
-        del self._key_by_id[request.client, request.request_id]
+        owner = (request.client, request.request_id)
+        self._keys_by_id[owner].remove(request.key)
+        if not self._keys_by_id[owner]:
+            del self._keys_by_id[owner]
+
+    def _end_all(self, keys: Iterable[int]) -> list[Finish]:
+        return [finish for key in list(keys) if (finish := self.end(key, "abort"))]
 
 
 def admitted_message(step: PlannedStep) -> Admitted | None:

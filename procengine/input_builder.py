@@ -15,6 +15,7 @@ from procengine.messages import StepInput
 from procengine.request import Request
 from procengine.scheduler.plan import StepPlan
 from procengine.scheduler.slot_table import SlotTable
+from procengine.slot_lists import float32_bits, slot_lists
 from procengine.step_payload import BLOCK_UPDATE_WIDTH, SLOT_ROW, STEP_SECTIONS, pack_sections
 
 __all__ = ["InputBuilder"]
@@ -45,10 +46,13 @@ class InputBuilder:
         sections = self._rows(plan) if plan.chunks else self._decode_rows(plan)
         if plan.admitted:
             sections["slot_rows"] = np.array([_slot_row(r) for r in plan.admitted], np.int32).ravel()
+            sections["slot_lists"] = slot_lists(plan.admitted)
         if plan.block_updates:
             sections["block_updates"] = _block_updates(plan)
         if plan.decode_steps > 1:
             sections["row_steps"] = plan.row_steps
+        if plan.masked:
+            sections |= _masks(plan)
         payload, sizes = self._pack(sections)
         slots, query_start_loc = sections["slots"], sections["query_start_loc"]
         features, num_logprobs = self._unchanged.features, self._unchanged.num_logprobs
@@ -81,7 +85,7 @@ class InputBuilder:
             "query_start_loc": self._count[: count + 1],
             "seq_lens": plan.decode_positions + 1,
             "sample_rows": self._count[:count],
-            "input_ids": references,
+            "input_ids": references if plan.decode_token_ids is None else plan.decode_token_ids,
             "positions": plan.decode_positions,
         }
 
@@ -101,7 +105,13 @@ class InputBuilder:
                 [np.arange(s, s + n, dtype=np.int32) for s, n in zip(starts, lengths, strict=True)]
             ),
         }
-        return {name: np.concatenate((head, tails[name])) for name, head in sections.items()}
+        joined = {name: np.concatenate((head, tails[name])) for name, head in sections.items()}
+        if any(chunk.num_samples > 1 for chunk in chunks):
+            counts = [chunk.num_samples for chunk in chunks if chunk.samples]
+            joined["sample_counts"] = np.array([1] * num_decodes + counts, np.int32)
+        if any(chunk.prompt_targets.size for chunk in chunks):
+            joined |= _prompt_targets(plan)
+        return joined
 
     def _pack(self, sections: dict[str, Int32s]) -> tuple[Int32s, tuple[int, ...]]:
         needed = sum(section.size for section in sections.values())
@@ -112,12 +122,47 @@ class InputBuilder:
 
 def _slot_row(request: Request) -> list[int]:
     sampling = request.sampling
-    reals = np.array([sampling.temperature, sampling.top_p, sampling.min_p], np.float32).view(np.int32).tolist()
     words = np.array([request.key, sampling.seed], np.int64).view(np.int32).tolist()
     top_k = min(sampling.top_k, np.iinfo(np.int32).max)
-    row = [request.slot, *words, reals[0], top_k, reals[1], reals[2], sampling.num_logprobs]
+    row = [
+        request.slot,
+        *words,
+        float32_bits(sampling.temperature),
+        top_k,
+        float32_bits(sampling.top_p),
+        float32_bits(sampling.min_p),
+        sampling.num_logprobs,
+        sampling.features,
+        float32_bits(sampling.repetition_penalty),
+        float32_bits(sampling.frequency_penalty),
+        float32_bits(sampling.presence_penalty),
+    ]
     assert len(row) == len(SLOT_ROW)
     return row
+
+
+def _masks(plan: StepPlan) -> dict[str, Int32s]:
+    """Which samples obey a grammar, and the tokens that theirs allows."""
+    grammars = [request.grammar for _, request in plan.masked]
+    words = np.zeros((len(grammars), max(g.num_mask_words for g in grammars if g is not None)), np.int32)
+    for row, grammar in zip(words, grammars, strict=True):
+        assert grammar is not None
+        grammar.fill_mask(row)
+    return {
+        "masked_rows": np.array([sample for sample, _ in plan.masked], np.int32),
+        "mask_words": words.ravel(),
+    }
+
+
+def _prompt_targets(plan: StepPlan) -> dict[str, Int32s]:
+    """Rows whose prompt logprobs are wanted, and the tokens whose logprobs those are."""
+    rows = [
+        (at, chunk.prompt_targets.size, chunk.num_prompt_logprobs)
+        for at, chunk in enumerate(plan.chunks, plan.decode_slots.size)
+        if chunk.prompt_targets.size
+    ]
+    targets = [chunk.prompt_targets for chunk in plan.chunks if chunk.prompt_targets.size]
+    return {"prompt_rows": np.array(rows, np.int32).ravel(), "prompt_targets": np.concatenate(targets)}
 
 
 def _block_updates(plan: StepPlan) -> Int32s:

@@ -168,6 +168,7 @@ class Delta(_Message, tag="delta"):
     prompt_token_ids: list[int] | None = None  # in the first delta
     num_cached_tokens: int | None = None  # in the first delta after admission
     error: str | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # one a prompt token, once; the first token has none
 
 
 class Embedding(_Message, tag="embedding"):
@@ -205,6 +206,12 @@ class Register(_Message, tag="register"):
     skip_special_tokens: bool = True
     requested_stop_token_ids: tuple[int, ...] = ()  # those the request itself named: they become the stop_reason
     num_logprobs: int = -1  # alternatives to show; -1 is no logprobs at all
+    min_position: int = 0  # stop tokens and stop strings before this position do not count
+    num_prompt_logprobs: int = -1
+    detokenize: bool = True
+    echo: bool = False  # the text begins with the prompt's
+    output_kind: str = "delta"  # delta | cumulative | final
+    stream_interval: int = 1
 
 
 class Admitted(_Message, tag="admitted"):

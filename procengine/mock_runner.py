@@ -7,13 +7,20 @@ where the slot stopped, and that the block table covers every position.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from procengine.messages import EmbedInput, StepInput
-from procengine.step_output import EmbedOutput, Logprobs, StepOutput
+from procengine.step_output import (
+    EmbedOutput,
+    Logprobs,
+    PromptLogprobs,
+    SampledTokens,
+    StepOutput,
+    accepted_samples,
+)
 from procengine.step_payload import (
     BLOCK_UPDATE_WIDTH,
     EMBED_SECTIONS,
@@ -57,35 +64,60 @@ class MockRunner:
         sections = cut_sections(STEP_SECTIONS, header.sizes, payload)
         self._update_slots(sections)
         self._check_rows(header, sections)
-        rows = sections["sample_rows"]
+        counts = sections["sample_counts"]
+        rows = sections["sample_rows"] if not counts.size else np.repeat(sections["sample_rows"], counts)
         slots, positions = sections["slots"][rows], sections["seq_lens"][rows]
+        if counts.size:
+            behind = np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum()) - 1
+            positions = positions - behind.astype(np.int32)
         for micro_step in range(header.decode_steps):
             started = self._pause()
             if micro_step:
                 stays = sections["row_steps"] > micro_step
                 slots, positions = sections["slots"][stays], sections["seq_lens"][stays] + np.int32(micro_step)
-            self._next_positions[slots] = positions
+            tokens = self._tokens(slots, positions, sections)
+            self._next_positions[slots] = positions  # of rows with proposals: corrected below
+            if tokens.is_accepted is not None:
+                self._next_positions[slots[tokens.is_accepted]] = positions[tokens.is_accepted]
             yield StepOutput(
                 header.step_id,
                 micro_step,
                 micro_step == header.decode_steps - 1,
                 self._keys[slots],
                 positions,
-                self._tokens(slots, positions),
+                lambda tokens=tokens: tokens,  # type: ignore[misc]
                 time.monotonic_ns() - started,
             )
 
     def _tokens(
-        self, slots: NDArray[np.int32], positions: NDArray[np.int32]
-    ) -> Callable[[], tuple[NDArray[np.int32], Logprobs | None]]:
+        self, slots: NDArray[np.int32], positions: NDArray[np.int32], sections: dict[str, NDArray[np.int32]]
+    ) -> SampledTokens:
         token_ids = np.asarray(mock_token(self._keys[slots], positions.astype(np.int64), self._vocab_size), np.int32)
+        counts, is_accepted = sections["sample_counts"], None
+        if counts.size:
+            ends = np.repeat(sections["query_start_loc"][sections["sample_rows"] + 1], counts)
+            behind = np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum()) - 1
+            following = np.minimum(ends - behind, sections["input_ids"].size - 1)
+            is_accepted = accepted_samples(token_ids, sections["input_ids"][following], counts)
+        return SampledTokens(token_ids, is_accepted, self._logprobs(slots, token_ids), self._prompt_logprobs(sections))
+
+    def _logprobs(self, slots: NDArray[np.int32], token_ids: NDArray[np.int32]) -> Logprobs | None:
         rows = np.flatnonzero(self._num_logprobs[slots] >= 0).astype(np.int32)
         if not rows.size:
-            return lambda: (token_ids, None)
+            return None
         width = int(self._num_logprobs[slots].max()) + 1
-        shown = np.repeat(token_ids[rows][:, None], width, axis=1)
-        logprobs = Logprobs(rows, shown, np.zeros(shown.shape, np.float32), np.ones(shown.shape, np.int32))
-        return lambda: (token_ids, logprobs)
+        return Logprobs(rows, *_certain(token_ids[rows], width))
+
+    def _prompt_logprobs(self, sections: dict[str, NDArray[np.int32]]) -> PromptLogprobs | None:
+        if not sections["prompt_rows"].size:
+            return None
+        wanted = sections["prompt_rows"].reshape(-1, 3)
+        rows = wanted[:, 0]
+        lengths = np.diff(sections["query_start_loc"])[rows]
+        keys = self._keys[sections["slots"][rows]].view(np.int32).reshape(-1, 2)
+        firsts = sections["seq_lens"][rows] - lengths + 1
+        spans = np.column_stack((keys, firsts, wanted[:, 1])).astype(np.int32)
+        return PromptLogprobs(spans, *_certain(sections["prompt_targets"], int(wanted[:, 2].max()) + 1))
 
     def _embed(self, header: EmbedInput, payload: NDArray[np.int32]) -> EmbedOutput:
         started = self._pause()
@@ -120,3 +152,11 @@ class MockRunner:
         assert (self._next_positions[decodes] == seq_lens[: decodes.size] - 1).all(), "a decode row lost its place"
         assert (self._block_tables[slots, (seq_lens - 1) // self._block_size] >= 0).all(), "a position has no block"
         assert np.bincount(slots).max() == 1, "a slot has two rows"
+
+
+def _certain(
+    token_ids: NDArray[np.int32], width: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
+    """Log probabilities of a model that is sure of these tokens."""
+    shown = np.repeat(token_ids[:, None], width, axis=1)
+    return shown, np.zeros(shown.shape, np.float32), np.ones(shown.shape, np.int32)

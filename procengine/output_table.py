@@ -21,10 +21,13 @@ class OutputTable:
     def __init__(self) -> None:
         self.next_positions = np.full(64, _CLOSED, np.int32)
         self._end_positions = np.zeros(64, np.int32)
+        self._min_positions = np.zeros(64, np.int32)
         self._stop_token_ids = np.full((64, 4), NO_TOKEN, np.int32)
         self._vacant = list(range(63, -1, -1))
 
-    def add(self, num_tokens: int, end_position: int, stop_token_ids: tuple[int, ...]) -> int:
+    def add(
+        self, num_tokens: int, end_position: int, stop_token_ids: tuple[int, ...], min_position: int = 0
+    ) -> int:
         """A row for a sequence that has `num_tokens` tokens now. Returns its number."""
         if not self._vacant:
             self._grow_rows()
@@ -32,6 +35,7 @@ class OutputTable:
         row = self._vacant.pop()
         self.next_positions[row] = num_tokens
         self._end_positions[row] = end_position
+        self._min_positions[row] = min_position
         self._stop_token_ids[row] = NO_TOKEN
         self._stop_token_ids[row, : len(stop_token_ids)] = stop_token_ids
         return row
@@ -47,12 +51,13 @@ class OutputTable:
 
     def limits(self, rows: NDArray[np.int32]) -> FinishLimits:
         """Limits of `rows`, for `check_finish`."""
-        return FinishLimits(self._end_positions[rows], self._stop_token_ids[rows])
+        return FinishLimits(self._end_positions[rows], self._stop_token_ids[rows], self._min_positions[rows])
 
     def _grow_rows(self) -> None:
         count = self.next_positions.size
         self.next_positions = np.concatenate((self.next_positions, np.full(count, _CLOSED, np.int32)))
         self._end_positions = np.concatenate((self._end_positions, np.zeros(count, np.int32)))
+        self._min_positions = np.concatenate((self._min_positions, np.zeros(count, np.int32)))
         blank = np.full(self._stop_token_ids.shape, NO_TOKEN, np.int32)
         self._stop_token_ids = np.concatenate((self._stop_token_ids, blank))
         self._vacant.extend(range(2 * count - 1, count - 1, -1))

@@ -6,18 +6,19 @@ Owns: what a request is and, while it has no slot, how far it got. While it has 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NO_SLOT", "Request", "RowSampling"]
+__all__ = ["NO_SLOT", "RowRules", "RowSampling", "Request", "TokenMasks"]
 
 NO_SLOT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """Sampling values of one row, as the worker needs them. `features` are SamplingFeatures bits, 0 for greedy."""
+    """Sampling values of one row, as the worker needs them. `features` are bits of `row_features`, 0 for plain greedy."""
 
     seed: int
     temperature: float = 0.0
@@ -26,6 +27,38 @@ class RowSampling:
     min_p: float = 0.0
     num_logprobs: int = -1  # -1 is none
     features: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """Rules about single tokens, which few requests have.
+
+    Attributes:
+        logit_bias: (token id, added to its logit).
+        allowed_token_ids: no other token is generated; None is no such rule.
+        early_stop_ids: not generated before `min_position`.
+        bad_words: token sequences whose last token is not generated behind the others.
+    """
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    early_stop_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+
+class TokenMasks(Protocol):
+    """A grammar at work: which tokens may come next."""
+
+    @property
+    def num_mask_words(self) -> int: ...
+    def fill_mask(self, row: NDArray[np.int32]) -> None: ...
+    def consume(self, token_id: int) -> None: ...
+
+
+_NO_RULES = RowRules()
 
 
 @dataclass(slots=True, eq=False)
@@ -36,9 +69,12 @@ class Request:
         key: never reused; also the arrival order.
         prompt_token_ids: int32 [prompt].
         end_position: the sequence is complete when it has this many tokens.
+        min_position: stop tokens before this position do not end it.
         stop_token_ids: ids that end it.
+        grammar: what its tokens must obey; None is nothing.
+        num_prompt_logprobs: alternatives to show for each prompt token; -1 is no prompt logprobs.
         token_ids: int32 [n], prompt and confirmed output; stale while the request has a slot.
-        num_in_flight: tokens a worker still owes, kept only while the request has no slot.
+        num_in_flight: results that a worker still owes, kept only while the request has no slot.
         block_hashes: content addresses of the full blocks of `token_ids`.
         num_cached_tokens: prompt tokens found in the cache at the first admission; None before it.
     """
@@ -53,6 +89,10 @@ class Request:
     priority: int = 0
     index: int = 0
     cache_salt: bytes = b""
+    min_position: int = 0
+    rules: RowRules = _NO_RULES
+    grammar: TokenMasks | None = None
+    num_prompt_logprobs: int = -1
     token_ids: NDArray[np.int32] = field(init=False)
     block_hashes: list[bytes] = field(default_factory=list)
     num_in_flight: int = 0

@@ -54,6 +54,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_depth: int = 2
     decode_steps: int = 1
+    speculative_tokens: int = 0
     pooling: Literal["auto", "last", "mean"] = "auto"
     mock_step_ms: float = 0.0
     max_queued_requests: int = 8192
@@ -107,6 +108,7 @@ def _check_ranges(args: EngineArgs) -> None:
         ("max_model_len", 2, None),
         ("async_depth", 1, 3),
         ("decode_steps", 1, 64),
+        ("speculative_tokens", 0, 64),
         ("mock_step_ms", 0, 60_000),
         ("max_queued_requests", 1, None),
         ("max_request_bytes", 1024, 1 << 30),
@@ -144,6 +146,7 @@ def _scheduler(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
         policy=args.scheduling_policy,
         async_depth=args.async_depth,
         decode_steps=args.decode_steps,
+        num_speculative_tokens=args.speculative_tokens,
     )
 
 

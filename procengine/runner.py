@@ -19,14 +19,17 @@ from torch import Tensor
 
 from procengine.kernels.attention import AttentionMetadata, paged_attention
 from procengine.kernels.kv_cache import write_kv
+from procengine.kernels.logits import apply_token_bitmask
 from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs, sample
 from procengine.kv_tensors import KVTensors
+from procengine.logits_state import LogitsState
 from procengine.messages import StepInput
 from procengine.models.llama import LlamaModel
+from procengine.row_features import NEEDS_HISTORY, NEEDS_LOGITS_STATE, SAMPLING
 from procengine.slot_state import SlotState
 from procengine.staging import StagingRing
-from procengine.step_output import Logprobs, StepOutput
-from procengine.step_payload import STEP_SECTIONS, cut_sections
+from procengine.step_output import Logprobs, PromptLogprobs, SampledTokens, StepOutput, accepted_samples
+from procengine.step_payload import SLOT_ROW, STEP_SECTIONS, cut_sections
 
 if TYPE_CHECKING:
     from procengine.device import Device
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["GenerateRunner", "open_runner"]
 
 Int32s = NDArray[np.int32]
+_LOGITS_CHUNK = 64  # prompt positions whose logits exist at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,9 @@ class _Pass:
     token_slots: Tensor  # int64 [tokens]
     query_start_loc: Tensor  # int32 [rows + 1]
     seq_lens: Tensor  # int32 [rows]
-    sample_rows: Tensor | None  # int64 [samples]; None: all rows
-    last_tokens: Tensor | None  # int64 [samples], where each sampled row's last token stands; None: everywhere
+    sample_tokens: Tensor | None  # int64 [samples], the tokens whose hidden states are sampled; None: all
+    sample_slots: Tensor  # int64 [samples]
+    sample_positions: Tensor  # int64 [samples], where the drawn tokens stand
     num_decode_rows: int
     max_query_len: int
     max_seq_len: int
@@ -63,6 +68,7 @@ class GenerateRunner:
         model: LlamaModel,
         cache: KVTensors,
         *,
+        vocab_size: int,
         max_num_seqs: int,
         max_model_len: int,
         depth: int,
@@ -72,6 +78,7 @@ class GenerateRunner:
         self._cache = cache
         self._device = device
         self._slots = SlotState(max_num_seqs, -(-max_model_len // cache.block_size), device)
+        self._logits = LogitsState(max_num_seqs, vocab_size, device)
         self._staging = StagingRing(depth + 1, device)
 
     @torch.inference_mode()
@@ -81,12 +88,12 @@ class GenerateRunner:
         host_payload, device_payload = self._staging.stage(header.step_id, payload)
         host = cut_sections(STEP_SECTIONS, header.sizes, host_payload)
         on_device = _cut(header.sizes, device_payload)
-        self._slots.update(host, on_device)
+        self._update_slots(host, on_device)
         rows = self._first_pass(header, host, on_device)
         for micro_step in range(header.decode_steps):
             if micro_step:
                 rows = self._next_pass(rows, host["row_steps"], micro_step)
-            wait = self._forward(rows, header)
+            wait = self._forward(rows, header, host, on_device)
             now = time.monotonic_ns()
             yield StepOutput(
                 header.step_id,
@@ -99,16 +106,26 @@ class GenerateRunner:
             )
             started = time.monotonic_ns()
 
+    def _update_slots(self, host: dict[str, Int32s], on_device: dict[str, Tensor]) -> None:
+        self._slots.update(host, on_device)
+        if host["slot_rows"].size:
+            placed = host["slot_rows"].reshape(-1, len(SLOT_ROW))
+            slots, features = placed[:, SLOT_ROW.index("slot")], placed[:, SLOT_ROW.index("features")]
+            self._logits.place(slots, features, placed[:, -3:].copy().view(np.float32))
+            self._logits.take_lists(host["slot_lists"])
+
     def _first_pass(self, header: StepInput, host: dict[str, Int32s], on_device: dict[str, Tensor]) -> _Pass:
         slots = on_device["slots"].long()
         start_loc = on_device["query_start_loc"]
         is_decode_only = header.num_tokens == header.num_rows
+        sample_rows, sample_tokens, positions = _samples(host)
         token_slots = (
-            slots if is_decode_only else torch.repeat_interleave(slots, start_loc.diff(), output_size=header.num_tokens)
+            slots
+            if is_decode_only
+            else torch.repeat_interleave(slots, start_loc.diff(), output_size=header.num_tokens)
         )
-        samples_all = header.num_samples == header.num_rows
-        sample_rows = None if samples_all else on_device["sample_rows"].long()
-        ends = start_loc[1:] if sample_rows is None else start_loc[1:][sample_rows]
+        samples_all = is_decode_only and header.num_samples == header.num_rows
+        index = None if samples_all else self._to_device(sample_rows)
         return _Pass(
             slots=slots,
             input_ids=self._slots.resolve_tokens(on_device["input_ids"]),
@@ -116,13 +133,14 @@ class GenerateRunner:
             token_slots=token_slots,
             query_start_loc=start_loc,
             seq_lens=on_device["seq_lens"],
-            sample_rows=sample_rows,
-            last_tokens=None if is_decode_only and samples_all else ends.long() - 1,
+            sample_tokens=None if samples_all else self._to_device(sample_tokens),
+            sample_slots=slots if index is None else slots[index],
+            sample_positions=on_device["seq_lens"].long() if samples_all else self._to_device(positions),
             num_decode_rows=header.num_decode_rows,
             max_query_len=header.max_query_len,
             max_seq_len=header.max_seq_len,
-            host_sample_slots=host["slots"][host["sample_rows"]],
-            host_sample_positions=host["seq_lens"][host["sample_rows"]],
+            host_sample_slots=host["slots"][sample_rows],
+            host_sample_positions=positions,
         )
 
     def _next_pass(self, rows: _Pass, row_steps: Int32s, micro_step: int) -> _Pass:
@@ -139,25 +157,46 @@ class GenerateRunner:
             token_slots=slots,
             query_start_loc=rows.query_start_loc[: stays.size + 1],
             seq_lens=rows.seq_lens[keep] + 1,
+            sample_slots=slots,
+            sample_positions=rows.sample_positions[keep] + 1,
             num_decode_rows=stays.size,
             max_seq_len=rows.max_seq_len + 1,
             host_sample_slots=rows.host_sample_slots[stays],
             host_sample_positions=rows.host_sample_positions[stays] + np.int32(1),
         )
 
-    def _forward(self, rows: _Pass, header: StepInput) -> Callable[[], tuple[Int32s, Logprobs | None]]:
+    def _forward(
+        self, rows: _Pass, header: StepInput, host: dict[str, Int32s], on_device: dict[str, Tensor]
+    ) -> Callable[[], SampledTokens]:
         meta = self._attention_metadata(rows)
         hidden = self._model.forward(rows.input_ids, rows.positions, self._attention(meta))
+        prompt = self._prompt_logprobs(hidden, host, on_device) if host["prompt_rows"].size else None
         if not rows.host_sample_slots.size:
-            return lambda: (np.zeros(0, np.int32), None)
-        sampled = hidden if rows.last_tokens is None else hidden[rows.last_tokens]
-        logits = self._model.compute_logits(sampled)
-        slots = rows.slots if rows.sample_rows is None else rows.slots[rows.sample_rows]
-        seq_lens = rows.seq_lens if rows.sample_rows is None else rows.seq_lens[rows.sample_rows]
-        features = SamplingFeatures(header.features)
-        tokens = sample(logits, self._sampling_tensors(slots, seq_lens, features), features)
-        self._slots.last_tokens[slots] = tokens
-        return self._to_host(tokens, self._logprobs(rows, header, logits, tokens))
+            return self._to_host(None, None, None, prompt)
+        logits = self._model.compute_logits(hidden if rows.sample_tokens is None else hidden[rows.sample_tokens])
+        asked = self._asked_logprobs(rows, header)
+        raw = logits[asked[1]] if asked is not None else None  # log probabilities are the model's own
+        logits = self._adjust(logits, rows, header, host, on_device)
+        features = SamplingFeatures(header.features & SAMPLING)
+        tokens = sample(logits, self._sampling_tensors(rows, features), features)
+        self._slots.last_tokens[rows.sample_slots] = tokens
+        if header.features & NEEDS_HISTORY:
+            self._logits.record(rows.host_sample_slots, tokens)
+        logprobs = None
+        if asked is not None and raw is not None:
+            logprobs = (asked[0], *gather_logprobs(raw, tokens[asked[1]], header.num_logprobs))
+        return self._to_host(tokens, _proposals(host), logprobs, prompt)
+
+    def _adjust(
+        self, logits: Tensor, rows: _Pass, header: StepInput, host: dict[str, Int32s], on_device: dict[str, Tensor]
+    ) -> Tensor:
+        """Apply what rows ask for beyond temperature and filters. A batch in which nobody does pays nothing."""
+        if header.features & NEEDS_LOGITS_STATE:
+            logits = self._logits.adjust(logits, rows.host_sample_slots, rows.host_sample_positions)
+        if host["masked_rows"].size:
+            masked = on_device["masked_rows"].long()
+            apply_token_bitmask(logits, masked, on_device["mask_words"].view(masked.numel(), -1))
+        return logits
 
     def _attention_metadata(self, rows: _Pass) -> AttentionMetadata:
         block_size = self._cache.block_size
@@ -183,49 +222,105 @@ class GenerateRunner:
 
         return attend
 
-    def _sampling_tensors(self, slots: Tensor, seq_lens: Tensor, features: SamplingFeatures) -> SamplingTensors:
-        state = self._slots
+    def _sampling_tensors(self, rows: _Pass, features: SamplingFeatures) -> SamplingTensors:
+        state, slots = self._slots, rows.sample_slots
         if not features:  # all greedy: the values are not read
             empty = state.reals[:0, 0]
             return SamplingTensors(empty, state.top_k[:0], empty, empty, state.seeds[:0], state.seeds[:0])
         temperature, top_p, min_p = state.reals[slots].unbind(1)
-        return SamplingTensors(temperature, state.top_k[slots], top_p, min_p, state.seeds[slots], seq_lens.long())
+        return SamplingTensors(
+            temperature, state.top_k[slots], top_p, min_p, state.seeds[slots], rows.sample_positions
+        )
 
-    def _logprobs(
-        self, rows: _Pass, header: StepInput, logits: Tensor, tokens: Tensor
-    ) -> tuple[Int32s, Tensor, Tensor, Tensor] | None:
+    def _asked_logprobs(self, rows: _Pass, header: StepInput) -> tuple[Int32s, Tensor] | None:
+        """Samples whose log probabilities are wanted, on the host and on the device."""
         if header.num_logprobs < 0:
             return None
         asked = np.flatnonzero(self._slots.num_logprobs[rows.host_sample_slots] >= 0).astype(np.int32)
-        if not asked.size:
-            return None
-        index = torch.from_numpy(asked).to(self._device).long()
-        token_ids, logprobs, ranks = gather_logprobs(logits[index], tokens[index], header.num_logprobs)
-        return asked, token_ids, logprobs, ranks
+        return (asked, self._to_device(asked)) if asked.size else None
+
+    def _prompt_logprobs(
+        self, hidden: Tensor, host: dict[str, Int32s], on_device: dict[str, Tensor]
+    ) -> tuple[Int32s, Tensor, Tensor, Tensor]:
+        """Log probabilities of the tokens that follow the first tokens of some rows, a few logits at a time."""
+        wanted = host["prompt_rows"].reshape(-1, 3)
+        starts, seq_lens = host["query_start_loc"], host["seq_lens"]
+        width = int(wanted[:, 2].max())
+        spans, parts, done = [], [], 0
+        for row, count, _ in wanted.tolist():
+            first_position = int(seq_lens[row] - (starts[row + 1] - starts[row])) + 1
+            key = self._slots.keys[host["slots"][row] : host["slots"][row] + 1].view(np.int32)
+            spans.append([*key.tolist(), first_position, count])
+            for at in range(0, count, _LOGITS_CHUNK):
+                size = min(_LOGITS_CHUNK, count - at)
+                logits = self._model.compute_logits(hidden[starts[row] + at : starts[row] + at + size])
+                targets = on_device["prompt_targets"][done + at : done + at + size]
+                parts.append(gather_logprobs(logits, targets, width))
+            done += count
+        token_ids, logprobs, ranks = (torch.cat(column) for column in zip(*parts, strict=True))
+        return np.array(spans, np.int32), token_ids, logprobs, ranks
 
     def _to_host(
-        self, tokens: Tensor, logprobs: tuple[Int32s, Tensor, Tensor, Tensor] | None
-    ) -> Callable[[], tuple[Int32s, Logprobs | None]]:
+        self,
+        tokens: Tensor | None,
+        proposals: tuple[Int32s, Int32s] | None,
+        logprobs: tuple[Int32s, Tensor, Tensor, Tensor] | None,
+        prompt: tuple[Int32s, Tensor, Tensor, Tensor] | None,
+    ) -> Callable[[], SampledTokens]:
         """Start the copies to the host; the returned function waits for them."""
-        on_host = tokens.to("cpu", non_blocking=True)
+        on_host = None if tokens is None else tokens.to("cpu", non_blocking=True)
         tops = None if logprobs is None else [t.to("cpu", non_blocking=True) for t in logprobs[1:]]
+        prompt_tops = None if prompt is None else [t.to("cpu", non_blocking=True) for t in prompt[1:]]
         copied = None
         if self._device.type == "cuda":
             copied = torch.cuda.Event()
             copied.record()
 
-        def wait() -> tuple[Int32s, Logprobs | None]:
+        def wait() -> SampledTokens:
             if copied is not None:
                 copied.synchronize()
-            if logprobs is None or tops is None:
-                return on_host.numpy(), None
-            token_ids, values, ranks = (t.numpy() for t in tops)
-            # The likeliest tokens rank 1, 2, ...; the chosen one says its own rank.
-            ordered = np.tile(np.arange(token_ids.shape[1], dtype=np.int32), (len(token_ids), 1))
-            ordered[:, 0] = ranks
-            return on_host.numpy(), Logprobs(logprobs[0], token_ids, values, ordered)
+            token_ids = np.zeros(0, np.int32) if on_host is None else on_host.numpy()
+            return SampledTokens(
+                token_ids,
+                None if proposals is None else accepted_samples(token_ids, *proposals),
+                None if logprobs is None or tops is None else Logprobs(logprobs[0], *_ranked(tops)),
+                None if prompt is None or prompt_tops is None else PromptLogprobs(prompt[0], *_ranked(prompt_tops)),
+            )
 
         return wait
+
+    def _to_device(self, rows: Int32s) -> Tensor:
+        return torch.from_numpy(rows.astype(np.int64)).to(self._device, non_blocking=True)
+
+
+def _samples(host: dict[str, Int32s]) -> tuple[Int32s, Int32s, Int32s]:
+    """(row, index of the token whose hidden state is sampled, position of the drawn token) of each sample, int32."""
+    rows = host["sample_rows"]
+    ends, seq_lens = host["query_start_loc"][rows + 1], host["seq_lens"][rows]
+    counts = host["sample_counts"]
+    if not counts.size:
+        return rows, ends - 1, seq_lens
+    behind = np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum())  # samples to the row's last, itself included
+    behind = behind.astype(np.int32)
+    return np.repeat(rows, counts), np.repeat(ends, counts) - behind, np.repeat(seq_lens, counts) - behind + 1
+
+
+def _proposals(host: dict[str, Int32s]) -> tuple[Int32s, Int32s] | None:
+    """(what was proposed for the position of each sample, samples of each row), if any row has several."""
+    counts = host["sample_counts"]
+    if not counts.size:
+        return None
+    _, tokens, _ = _samples(host)
+    following = np.minimum(tokens + 1, host["input_ids"].size - 1)  # beyond a row's last sample nothing was proposed
+    return host["input_ids"][following].copy(), counts.copy()
+
+
+def _ranked(tops: list[Tensor]) -> tuple[Int32s, NDArray[np.float32], Int32s]:
+    """The likeliest tokens rank 1, 2, ...; the chosen one, which comes first, says its own rank."""
+    token_ids, values, ranks = (t.numpy() for t in tops)
+    ordered = np.tile(np.arange(token_ids.shape[1], dtype=np.int32), (len(token_ids), 1))
+    ordered[:, 0] = ranks
+    return token_ids, values, ordered
 
 
 def open_runner(device: Device) -> GenerateRunner:
@@ -234,6 +329,7 @@ def open_runner(device: Device) -> GenerateRunner:
     return GenerateRunner(
         device.model,
         KVTensors(device.model, device.num_blocks, config.cache.block_size, device.dtype, device.torch_device),
+        vocab_size=config.model.vocab_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=config.scheduler.max_model_len,
         depth=config.scheduler.async_depth,

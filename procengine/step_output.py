@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from procengine.messages import EmbedResult, StepResult
 from procengine.step_payload import RESULT_SECTIONS, pack_sections
 
-__all__ = ["EmbedOutput", "Logprobs", "StepOutput", "WorkerIdentity"]
+__all__ = [
+    "EmbedOutput",
+    "Logprobs",
+    "PromptLogprobs",
+    "SampledTokens",
+    "StepOutput",
+    "WorkerIdentity",
+    "accepted_samples",
+]
 
 Int32s = NDArray[np.int32]
 
@@ -38,6 +46,27 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of the tokens of some prompts: `spans` int32 [prompts, 4] (key low, key high, first position, count); the others
+    int32 / float32 [tokens, width]."""
+
+    spans: Int32s
+    token_ids: Int32s
+    logprobs: NDArray[np.float32]
+    ranks: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """Tokens on the host. `is_accepted`, bool [samples], says which count; None: all."""
+
+    token_ids: Int32s
+    is_accepted: NDArray[np.bool_] | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """Tokens of one forward pass. `wait()` blocks until they are on the host; it is called off the device loop."""
 
@@ -46,18 +75,26 @@ class StepOutput:
     is_last: bool
     keys: NDArray[np.int64]
     positions: Int32s
-    wait: Callable[[], tuple[Int32s, Logprobs | None]]
+    wait: Callable[[], SampledTokens]
     busy_ns: int
 
     def to_message(self, identity: WorkerIdentity) -> tuple[StepResult, Int32s]:
         """Header and payload of the result."""
-        token_ids, logprobs = self.wait()
-        sections = {"key_words": self.keys.view(np.int32), "positions": self.positions, "token_ids": token_ids}
-        if logprobs is not None:
-            sections["logprob_rows"] = logprobs.rows
-            sections["logprob_token_ids"] = logprobs.token_ids.ravel()
-            sections["logprobs"] = logprobs.logprobs.ravel().view(np.int32)
-            sections["logprob_ranks"] = logprobs.ranks.ravel()
+        tokens = self.wait()
+        keys, positions, token_ids = self.keys, self.positions, tokens.token_ids
+        if tokens.is_accepted is not None:
+            keys, positions, token_ids = (
+                keys[tokens.is_accepted],
+                positions[tokens.is_accepted],
+                token_ids[tokens.is_accepted],
+            )
+        sections = {"key_words": keys.view(np.int32), "positions": positions, "token_ids": token_ids}
+        if tokens.logprobs is not None:
+            sections |= _logprob_sections(tokens.logprobs)
+            if tokens.is_accepted is not None:  # rows are counted among what is sent
+                sections["logprob_rows"] = (np.cumsum(tokens.is_accepted) - 1)[tokens.logprobs.rows].astype(np.int32)
+        if tokens.prompt_logprobs is not None:
+            sections |= _prompt_sections(tokens.prompt_logprobs)
         buffer = np.empty(sum(section.size for section in sections.values()), np.int32)
         payload, sizes = pack_sections(RESULT_SECTIONS, sections, buffer)
         header = StepResult(
@@ -89,3 +126,41 @@ class EmbedOutput:
         sizes = (2 * self.keys.size, vectors.size)
         header = EmbedResult(identity.rank, identity.epoch, self.step_id, self.keys.size, self.busy_ns, sizes)
         return header, payload
+
+
+def accepted_samples(sampled: Int32s, proposed: Int32s, counts: Int32s) -> NDArray[np.bool_]:
+    """Which samples of rows with proposals count: those up to and including the first that differs from the proposal.
+
+    Args:
+        sampled: int32 [samples], rows one behind the other.
+        proposed: int32 [samples], what was proposed for the position of each sample; any value at a row's last one.
+        counts: int32 [rows], samples of each row.
+
+    Returns:
+        bool [samples].
+    """
+    ends = np.cumsum(counts)
+    agrees = sampled == proposed
+    agrees[ends - 1] = False  # nothing was proposed there
+    num_agreeing = np.cumsum(agrees) - agrees  # before each sample
+    starts = np.repeat(ends - counts, counts)
+    is_accepted: NDArray[np.bool_] = num_agreeing - num_agreeing[starts] == np.arange(sampled.size) - starts
+    return is_accepted
+
+
+def _logprob_sections(logprobs: Logprobs) -> dict[str, Int32s]:
+    return {
+        "logprob_rows": logprobs.rows,
+        "logprob_token_ids": logprobs.token_ids.ravel(),
+        "logprobs": logprobs.logprobs.ravel().view(np.int32),
+        "logprob_ranks": logprobs.ranks.ravel(),
+    }
+
+
+def _prompt_sections(logprobs: PromptLogprobs) -> dict[str, Int32s]:
+    return {
+        "prompt_spans": logprobs.spans.ravel(),
+        "prompt_logprob_token_ids": logprobs.token_ids.ravel(),
+        "prompt_logprobs": logprobs.logprobs.ravel().view(np.int32),
+        "prompt_logprob_ranks": logprobs.ranks.ravel(),
+    }

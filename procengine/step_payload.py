@@ -6,7 +6,8 @@ Wider values ride in int32 pairs: int64 keys and seeds as (low, high) words, flo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -18,7 +19,10 @@ __all__ = [
     "RESULT_SECTIONS",
     "SLOT_ROW",
     "STEP_SECTIONS",
+    "SlotList",
     "cut_sections",
+    "iter_rounds",
+    "iter_slot_lists",
     "join_int64",
     "pack_sections",
     "split_int64",
@@ -34,6 +38,12 @@ STEP_SECTIONS: Final = (
     "positions",  # [tokens]
     "slot_rows",  # [changed * len(SLOT_ROW)] what a slot holds from this step on
     "block_updates",  # [updates * 3] (slot, index in its block table, block id)
+    "slot_lists",  # records (SlotList, slot, length, data...) of slots in slot_rows
+    "masked_rows",  # [m] samples that obey a grammar
+    "mask_words",  # [m * words] bit i of word w allows token 32 * w + i
+    "prompt_rows",  # [p * 3] (row, number of targets, alternatives) of rows whose prompt logprobs are wanted
+    "prompt_targets",  # [targets] the tokens that follow the first tokens of those rows
+    "sample_counts",  # [samples] last tokens of the row that are sampled; empty when it is 1 for all
 )
 SLOT_ROW: Final = (
     "slot",
@@ -46,8 +56,22 @@ SLOT_ROW: Final = (
     "top_p",
     "min_p",
     "num_logprobs",  # -1 is none
+    "features",  # bits of row_features
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
 )
 BLOCK_UPDATE_WIDTH: Final = 3
+
+
+class SlotList(IntEnum):
+    """Kinds of records in `slot_lists`, and their data."""
+
+    HISTORY = 0  # prompt length, then all tokens known so far: for penalties and bad words
+    BIAS = 1  # what all logits get (float32 bits), then (token, what it gets instead) pairs
+    EARLY_STOPS = 2  # a position, then the tokens that may not be sampled before it
+    BAD_WORD = 3  # the tokens of one sequence
+
 
 RESULT_SECTIONS: Final = (
     "key_words",  # [rows * 2] int64 request keys
@@ -57,6 +81,10 @@ RESULT_SECTIONS: Final = (
     "logprob_token_ids",  # [k * width] chosen token first, then the most likely ones
     "logprobs",  # [k * width] float32 bits
     "logprob_ranks",  # [k * width]
+    "prompt_spans",  # [p * 4] (key low, key high, position of the first target, targets)
+    "prompt_logprob_token_ids",  # [targets * prompt width]
+    "prompt_logprobs",  # [targets * prompt width] float32 bits
+    "prompt_logprob_ranks",  # [targets * prompt width]
 )
 
 EMBED_SECTIONS: Final = (
@@ -107,3 +135,27 @@ def split_int64(values: NDArray[np.int64]) -> NDArray[np.int32]:
 def join_int64(words: NDArray[np.int32]) -> NDArray[np.int64]:
     """int32 words [2n] as int64 [n]; copies, because a payload may be unaligned."""
     return words.copy().view(np.int64)
+
+
+def iter_slot_lists(section: NDArray[np.int32]) -> Iterator[tuple[SlotList, int, NDArray[np.int32]]]:
+    """The records of a `slot_lists` section: (kind, slot, data)."""
+    at = 0
+    while at < section.size:
+        kind, slot, length = section[at : at + 3].tolist()
+        yield SlotList(kind), slot, section[at + 3 : at + 3 + length]
+        at += 3 + length
+
+
+def iter_rounds(keys: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """Cut rows in which a key may stand several times (one behind the other) into rounds in which none does.
+
+    Yields (indices of the round's rows, whether each is the last of its key), earliest rows first.
+    """
+    starts = np.ones(keys.size, np.bool_)
+    starts[1:] = keys[1:] != keys[:-1]
+    first = np.maximum.accumulate(np.where(starts, np.arange(keys.size), 0))
+    ordinals = np.arange(keys.size) - first
+    is_last = np.append(starts[1:], True)
+    for ordinal in range(int(ordinals.max(initial=-1)) + 1):
+        rows = np.flatnonzero(ordinals == ordinal)
+        yield rows, is_last[rows]

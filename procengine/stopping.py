@@ -25,10 +25,12 @@ class FinishLimits(NamedTuple):
     Attributes:
         end_positions: int32 [n], the number of tokens (prompt included) at which the sequence is complete.
         stop_token_ids: int32 [n, width], ids that end the sequence, padded with NO_TOKEN.
+        min_positions: int32 [n], where such an id begins to count.
     """
 
     end_positions: NDArray[np.int32]
     stop_token_ids: NDArray[np.int32]
+    min_positions: NDArray[np.int32]
 
 
 def check_finish(token_ids: NDArray[np.int32], positions: NDArray[np.int32], limits: FinishLimits) -> NDArray[np.int8]:
@@ -45,5 +47,5 @@ def check_finish(token_ids: NDArray[np.int32], positions: NDArray[np.int32], lim
     codes = (positions + 1 >= limits.end_positions).view(np.int8) * np.int8(LENGTH)
     is_stop = limits.stop_token_ids == token_ids[:, None]
     if is_stop.any():  # rare: the reduction by row is the dear part
-        codes[is_stop.any(axis=1)] = STOP
+        codes[is_stop.any(axis=1) & (positions >= limits.min_positions)] = STOP
     return codes

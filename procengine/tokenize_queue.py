@@ -1,6 +1,7 @@
-"""`TokenizeQueue`: text and messages to token ids, off the event loop's thread, everything that waits in one batch.
+"""`TokenizeQueue`: text, messages, bad words and grammars to what `accept` needs, off the event loop's thread.
 
-Owns: one thread. Never does: validate a request or know who sent it. The tokenizer releases the GIL.
+Owns: one thread that tokenizes everything that waits in one batch, and one that compiles grammars. Never does: validate
+a request or know who sent it. The tokenizer releases the GIL.
 """
 
 from __future__ import annotations
@@ -8,80 +9,131 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from procengine.chat_template import ChatTemplate
-from procengine.errors import InvalidRequestError, ProcengineError
+from procengine.errors import InvalidRequestError, OverloadedError, ProcengineError
+from procengine.request import TokenMasks
+from procengine.structured.compiler import GrammarCompiler
 from procengine.tokenizer import Tokenizer
+from procengine.workflows.prompt import Prepared, PromptBody
 
-__all__ = ["TokenizeQueue"]
+__all__ = ["OnPrepared", "TokenizeQueue"]
 
-OnTokens = Callable[[list[int] | ProcengineError], None]
-_Job = tuple[str | list[dict[str, Any]], OnTokens]
+OnPrepared = Callable[[Prepared | ProcengineError], None]
+_Job = tuple[PromptBody, OnPrepared]
+_Result = Prepared | ProcengineError
 
 
 class TokenizeQueue:
-    """Results come back on the loop, in the order of submission."""
+    """Results come back on the loop, in the order of submission; those with a grammar when that is compiled."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        compiler: GrammarCompiler,
+        grammar_timeout_s: float,
+    ) -> None:
         self._loop = loop
         self._tokenizer = tokenizer
         self._template = template
+        self._compiler = compiler
+        self._grammar_timeout_s = grammar_timeout_s
         self._jobs: list[_Job] = []
         self._is_busy = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
+        self._grammar_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        self._compiling: set[asyncio.Task[None]] = set()
 
-    def submit(self, prompt: str | list[dict[str, Any]], on_tokens: OnTokens) -> None:
-        """Tokenize a text or a list of chat messages; `on_tokens` gets the ids, or the error."""
-        self._jobs.append((prompt, on_tokens))
+    def submit(self, body: PromptBody, on_prepared: OnPrepared) -> None:
+        """Prepare a body; `on_prepared` gets what it becomes, or the error."""
+        self._jobs.append((body, on_prepared))
         if not self._is_busy:
             self._start()
 
     def close(self) -> None:
-        """Let the thread end."""
+        """Let the threads end."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._grammar_thread.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
         jobs, self._jobs = self._jobs, []
         self._is_busy = True
-        future = self._loop.run_in_executor(self._thread, self._tokenize, jobs)
+        future = self._loop.run_in_executor(self._thread, self._tokenize, [body for body, _ in jobs])
         future.add_done_callback(lambda done: self._finish(jobs, done.result()))
 
-    def _finish(self, jobs: list[_Job], results: list[list[int] | ProcengineError]) -> None:
+    def _finish(self, jobs: list[_Job], results: list[_Result]) -> None:
         self._is_busy = False
         if self._jobs:
             self._start()  # the thread goes on while the loop hands out what it did
-        for (_, on_tokens), result in zip(jobs, results, strict=True):
-            on_tokens(result)
+        for (body, on_prepared), result in zip(jobs, results, strict=True):
+            if body.grammar_spec is None or isinstance(result, ProcengineError):
+                on_prepared(result)
+            else:
+                task = self._loop.create_task(self._compile(body, result, on_prepared))
+                self._compiling.add(task)
+                task.add_done_callback(self._compiling.discard)
 
-    def _tokenize(self, jobs: list[_Job]) -> list[list[int] | ProcengineError]:
+    async def _compile(self, body: PromptBody, prepared: Prepared, on_prepared: OnPrepared) -> None:
+        result: _Result
         try:
-            return self._encode(jobs)
+            async with asyncio.timeout(self._grammar_timeout_s):
+                make = await self._loop.run_in_executor(self._grammar_thread, self._grammar_maker, body)
+            result = Prepared(prepared.token_ids, prepared.word_ids, make)
+        except TimeoutError:
+            result = OverloadedError(f"structured_outputs: not compiled within {self._grammar_timeout_s:g} s")
+        except ProcengineError as error:
+            result = error
+        except Exception as error:  # noqa: BLE001 - at the rim: a grammar that breaks the compiler must get an answer
+            result = InvalidRequestError(f"structured_outputs: cannot be compiled: {error}")
+        on_prepared(result)
+
+    def _grammar_maker(self, body: PromptBody) -> Callable[[], TokenMasks]:
+        spec = body.grammar_spec
+        assert spec is not None
+        self._compiler.compile(spec)  # errors come out here; the choices get grammars of their own
+        return lambda: self._compiler.compile(spec)
+
+    def _tokenize(self, bodies: list[PromptBody]) -> list[_Result]:
+        try:
+            return self._encode(bodies)
         except Exception as error:  # noqa: BLE001 - at the rim: a prompt that breaks the tokenizer must get an answer
-            if len(jobs) > 1:
-                return [self._tokenize([job])[0] for job in jobs]  # it fails alone, the others of its batch are fine
-            field = "prompt" if isinstance(jobs[0][0], str) else "messages"
+            if len(bodies) > 1:
+                return [self._tokenize([body])[0] for body in bodies]  # it fails alone, the others are fine
+            field = "prompt" if bodies[0].messages is None else "messages"
             return [InvalidRequestError(f"{field}: cannot be tokenized: {error}")]
 
-    def _encode(self, jobs: list[_Job]) -> list[list[int] | ProcengineError]:
-        texts: list[str | ProcengineError] = [self._to_text(prompt) for prompt, _ in jobs]
-        results: list[list[int] | ProcengineError] = [t if isinstance(t, ProcengineError) else [] for t in texts]
+    def _encode(self, bodies: list[PromptBody]) -> list[_Result]:
+        texts = [self._to_text(body) for body in bodies]
+        ids_by_row = {row: body.prompt_token_ids for row, body in enumerate(bodies) if body.prompt_token_ids is not None}
         # A chat template writes the special tokens itself; a raw text gets the tokenizer's.
         for is_chat in (False, True):
             rows = [
-                at for at, (p, _) in enumerate(jobs) if isinstance(p, list) == is_chat and isinstance(texts[at], str)
+                row
+                for row, body in enumerate(bodies)
+                if row not in ids_by_row and (body.messages is not None) == is_chat and isinstance(texts[row], str)
             ]
-            ids = self._tokenizer.encode_batch([str(texts[at]) for at in rows], add_special_tokens=not is_chat)
-            for at, token_ids in zip(rows, ids, strict=True):
-                results[at] = token_ids
-        return results
+            encoded = self._tokenizer.encode_batch([str(texts[row]) for row in rows], add_special_tokens=not is_chat)
+            ids_by_row |= dict(zip(rows, encoded, strict=True))
+        return [
+            text if isinstance(text, ProcengineError) else Prepared(ids_by_row[row], self._word_ids(bodies[row].words))
+            for row, text in enumerate(texts)
+        ]
 
-    def _to_text(self, prompt: str | list[dict[str, Any]]) -> str | ProcengineError:
-        if isinstance(prompt, str):
-            return prompt
+    def _word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each word as a text's first and behind a space."""
+        forms = (form for word in words for form in (word.lstrip(), " " + word.lstrip()))
+        ids = (tuple(self._tokenizer.encode(form, add_special_tokens=False)) for form in forms)
+        return tuple(dict.fromkeys(i for i in ids if i))
+
+    def _to_text(self, body: PromptBody) -> str | ProcengineError | None:
+        """The text to tokenize; None for a body that has token ids."""
+        if body.messages is None:
+            return body.prompt
         if self._template is None:
             return InvalidRequestError("messages: this model has no chat template; send a prompt instead")
         try:
-            return self._template.render(prompt)
+            return self._template.render(body.messages, tools=body.tools)
         except ProcengineError as error:
             return error

@@ -6,10 +6,12 @@ Wiring only: it moves messages between sockets and the pure parts, reads the clo
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,12 +57,14 @@ from procengine.messages import (
     encode,
 )
 from procengine.pipeline import Pipeline
+from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.scheduler import SchedulerLimits
 from procengine.step_stats import StepStats
+from procengine.structured.compiler import GrammarCompiler
 from procengine.tokenize_queue import TokenizeQueue
 from procengine.tokenizer import Tokenizer
 from procengine.workflows.parts import FrontendParts, load_frontend_parts
-from procengine.workflows.prompt import ModelFacts
+from procengine.workflows.prompt import ModelFacts, Prepared, PromptBody
 
 __all__ = ["main"]
 
@@ -82,7 +86,13 @@ class Frontend:
         self._tokenizing: dict[tuple[bytes, str], bool] = {}  # -> whether it was aborted meanwhile
         self._is_draining = False
         self._has_drained = False
-        self._tokenize = TokenizeQueue(loop, Tokenizer.load(config.model.tokenizer_path), _chat_template(child))
+        self._tokenize = TokenizeQueue(
+            loop,
+            Tokenizer.load(config.model.tokenizer_path),
+            _chat_template(child),
+            GrammarCompiler(Path(config.model.tokenizer_path).read_text(), config.model.eos_token_ids),
+            config.limits.grammar_timeout_s,
+        )
         self._open_sockets()
 
     def _open_sockets(self) -> None:
@@ -190,12 +200,11 @@ class Frontend:
         except ProcengineError as error:
             self._reject(client, message.request_id, error)
             return
-        if body.prompt_token_ids is not None:
-            self._accept(client, message, body, body.prompt_token_ids)
+        if body.is_prepared:
+            self._accept(client, message, body, Prepared(body.prompt_token_ids))
             return
         self._tokenizing[owner] = False
-        prompt = body.prompt if body.prompt is not None else body.messages
-        self._tokenize.submit(prompt, lambda tokens: self._on_tokens(client, message, body, tokens))
+        self._tokenize.submit(body, lambda prepared: self._on_prepared(client, message, body, prepared))
 
     def _check(self, owner: tuple[bytes, str], message: Submit, num_bytes: int) -> Any:
         if self._engine is None:
@@ -209,32 +218,36 @@ class Frontend:
             is_running=owner in self._tokenizing or self._engine.is_running(*owner),
         )
 
-    def _on_tokens(self, client: bytes, message: Submit, body: Any, tokens: list[int] | ProcengineError) -> None:
+    def _on_prepared(
+        self, client: bytes, message: Submit, body: PromptBody, prepared: Prepared | ProcengineError
+    ) -> None:
         was_aborted = self._tokenizing.pop((client, message.request_id))
-        if isinstance(tokens, ProcengineError):
-            self._reject(client, message.request_id, tokens)
+        if isinstance(prepared, ProcengineError):
+            self._reject(client, message.request_id, prepared)
         else:
-            self._accept(client, message, body, tokens)
+            self._accept(client, message, body, prepared)
             if was_aborted:
                 self._on_abort(client, message.request_id)
         self._loop.call_soon(self._pump)  # soon, not now: the rest of the batch joins the same step
 
-    def _accept(self, client: bytes, message: Submit, body: Any, token_ids: list[int]) -> None:
+    def _accept(self, client: bytes, message: Submit, body: PromptBody, prepared: Prepared) -> None:
         assert self._engine is not None
         try:
-            register = self._engine.accept(
-                message.workflow, body, token_ids, client, message.request_id, secrets.randbits(63)
+            registers = self._engine.accept(
+                message.workflow, body, prepared, client, message.request_id, secrets.randbits(63)
             )
         except InvalidRequestError as error:
             self._reject(client, message.request_id, error)
             return
-        self._to_output.send(encode(register))
+        for register in registers:
+            self._to_output.send(encode(register))
 
     def _on_abort(self, client: bytes, request_id: str) -> None:
         if (client, request_id) in self._tokenizing:
             self._tokenizing[client, request_id] = True
-        elif self._engine is not None and (finish := self._engine.abort(client, request_id)):
-            self._to_output.send(encode(finish))
+        elif self._engine is not None:
+            for finish in self._engine.abort(client, request_id):
+                self._to_output.send(encode(finish))
 
     def _reject(self, client: bytes, request_id: str, error: ProcengineError) -> None:
         self._send(client, Rejected(request_id, error.code, str(error)))
@@ -290,7 +303,7 @@ class Frontend:
 
     def _stats_values(self) -> dict[str, Any]:
         values = self._stats.values(self._child.config.worker.num_workers)
-        for name in ("num_preemptions", "prefix_hit_tokens", "prompt_tokens", "output_tokens"):
+        for name in (field.name for field in dataclasses.fields(SchedulerCounters)):
             values[name] = sum(getattr(counters, name) for counters in self._counters())
         return values
 
@@ -316,6 +329,7 @@ def _make_pipeline(child: Child, parts: dict[str, FrontendParts], rank: int, num
         enable_prefix_caching=cache.enable_prefix_caching,
         is_priority_policy=scheduler.policy == "priority",
         decode_steps=scheduler.decode_steps,
+        num_speculative_tokens=scheduler.num_speculative_tokens,
     )
     planners = {name: part.planner(limits) for name, part in parts.items()}
     return Pipeline(rank, planners, scheduler.async_depth)

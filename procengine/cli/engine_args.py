@@ -36,6 +36,7 @@ _HELP: Final[Mapping[str, str]] = {
     "scheduling_policy": "who starts first: fcfs, in order of arrival, or priority, smaller numbers first",
     "async_depth": "steps planned ahead of the device; 1 waits for each result",
     "decode_steps": "tokens a running request gets per step",
+    "speculative_tokens": "most tokens to propose a step, from earlier text (n-grams); 0 is no speculation",
     "pooling": "how embed reduces hidden states to one vector (auto: what the model says)",
     "mock_step_ms": "time a step of the mock device takes, in milliseconds",
     "max_queued_requests": "most requests that wait; one more is refused as overload",

@@ -15,7 +15,10 @@ class SchedulerCounters:
     prefix_hit_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     def reset(self) -> None:
         """Count from zero."""
         self.num_preemptions = self.prefix_hit_tokens = self.prompt_tokens = self.output_tokens = 0
+        self.num_draft_tokens = self.num_accepted_tokens = 0

@@ -16,12 +16,27 @@ _NO_ROWS = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Consecutive known tokens of one request. `token_ids` is int32 [length]; `samples`: it yields a token."""
+    """Consecutive known tokens of one request.
+
+    Attributes:
+        token_ids: int32 [length].
+        num_samples: how many of the last tokens are sampled behind: 0 in the middle of a prompt, 1 at its end, all of
+            them when they are the newest token and proposals for those that follow.
+        prompt_targets: int32, the tokens that follow the first ones, if their logprobs are wanted.
+        num_prompt_logprobs: alternatives to show for each of them.
+    """
 
     slot: int
     start: int
     token_ids: NDArray[np.int32]
-    samples: bool
+    num_samples: int
+    prompt_targets: NDArray[np.int32] = field(default_factory=lambda: _NO_ROWS)
+    num_prompt_logprobs: int = -1
+
+    @property
+    def samples(self) -> bool:
+        """Whether it yields a token."""
+        return self.num_samples > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +54,20 @@ class StepPlan:
 
     Attributes:
         decode_positions: int32, where each decode row's input token stands (its sampled token stands one further).
+        decode_token_ids: int32, the decode rows' input tokens; None: the worker has them.
         row_steps: int32, forward passes each decode row takes part in, at most `decode_steps`.
         admitted: requests that got their slot in this step.
+        masked: (sample, request) of the samples that obey a grammar.
     """
 
     decode_slots: NDArray[np.int32] = field(default_factory=lambda: _NO_ROWS)
     decode_positions: NDArray[np.int32] = field(default_factory=lambda: _NO_ROWS)
     row_steps: NDArray[np.int32] = field(default_factory=lambda: _NO_ROWS)
+    decode_token_ids: NDArray[np.int32] | None = None
     decode_steps: int = 1
     chunks: list[PrefillChunk] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
+    masked: list[tuple[int, Request]] = field(default_factory=list)
     block_updates: list[BlockUpdate] = field(default_factory=list)
 
     @property
@@ -60,5 +79,5 @@ class StepPlan:
         """Slots that yield a token in the first forward pass, in row order."""
         if not self.chunks:
             return self.decode_slots
-        sampled = np.array([chunk.slot for chunk in self.chunks if chunk.samples], np.int32)
-        return np.concatenate((self.decode_slots, sampled))
+        slots = np.array([chunk.slot for chunk in self.chunks], np.int32)
+        return np.concatenate((self.decode_slots, np.repeat(slots, [chunk.num_samples for chunk in self.chunks])))

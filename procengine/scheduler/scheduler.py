@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from procengine.kv_cache.block_hashes import extend_block_hashes
 from procengine.kv_cache.block_pool import BlockPool
 from procengine.request import NO_SLOT, Request
+from procengine.row_features import GRAMMAR
 from procengine.scheduler.counters import SchedulerCounters
+from procengine.scheduler.drafts import draft_chunk, propose_drafts
 from procengine.scheduler.plan import BlockUpdate, PrefillChunk, StepPlan
 from procengine.scheduler.slot_table import VACANT, SlotTable
 from procengine.scheduler.waiting_queue import WaitingQueue
@@ -31,6 +33,7 @@ from procengine.stopping import FINISH_REASON, NO_TOKEN, NOT_FINISHED, FinishLim
 __all__ = ["Scheduler", "SchedulerLimits"]
 
 Int32s = NDArray[np.int32]
+_NO_TOKENS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class SchedulerLimits:
     enable_prefix_caching: bool = True
     is_priority_policy: bool = False
     decode_steps: int = 1
+    num_speculative_tokens: int = 0  # most proposed tokens a row tries in a step; 0 is no speculation
 
     @property
     def pool_tokens(self) -> int:
@@ -64,6 +68,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self._prefilling: list[Request] = []
         self._decode_slots: Int32s = np.zeros(0, np.int32)
+        self._num_grammar_rows = 0
         self._owed_by_key: dict[int, Request] = {}  # preempted requests whose results are still under way
 
     # --- requests in and out
@@ -118,9 +123,13 @@ class Scheduler:
         self._schedule_decodes(plan)
         if plan.decode_steps == 1:  # a step of several forward passes holds decode rows alone
             budget = self.limits.max_num_batched_tokens - plan.decode_slots.size
+            budget -= sum(chunk.token_ids.size for chunk in plan.chunks)
             budget = self._schedule_prefills(plan, budget)
             self._admit_waiting(plan, budget)
-        return plan if plan.num_rows else None
+        if not plan.num_rows:
+            return None
+        self._mark_masked(plan)
+        return plan
 
     def _schedule_decodes(self, plan: StepPlan) -> None:
         table, slots = self.table, self._decode_slots
@@ -128,17 +137,66 @@ class Scheduler:
             return
         # A row that decodes has num_computed + 1 tokens, planned ones included; it may grow to end_position.
         num_left = table.end_positions[slots] - table.num_computed[slots] - 1
-        if num_left.min() <= 0:
-            slots, num_left = slots[num_left > 0], num_left[num_left > 0]
+        is_ready = num_left > 0
+        if self._num_waiting_rows:
+            is_ready &= self._has_newest_token(slots)
+        if not is_ready.all():
+            slots, num_left = slots[is_ready], num_left[is_ready]
         decode_steps = 1 if self.limits.decode_steps == 1 or self.would_prefill else self.limits.decode_steps
         row_steps = np.minimum(num_left, np.int32(decode_steps))
+        drafts = propose_drafts(table, slots, num_left, self.limits.num_speculative_tokens)
+        if self._num_waiting_rows:
+            row_steps[self._must_wait(slots)] = 1
+            row_steps += np.array([drafts[s].size if s in drafts else 0 for s in slots.tolist()], np.int32)
         slots, row_steps = self._reserve_decode_blocks(plan, slots, row_steps)
+        if drafts:
+            slots, row_steps = self._schedule_drafts(plan, slots, row_steps, drafts)
         if not slots.size:
             return
         plan.decode_slots, plan.row_steps = slots, row_steps
         plan.decode_steps = int(row_steps.max())
         plan.decode_positions = table.num_computed[slots]
+        if self.limits.num_speculative_tokens:  # the worker's own record of a row ends at its last rejected proposal
+            plan.decode_token_ids = table.token_ids[slots, plan.decode_positions]
         table.num_computed[slots] = plan.decode_positions + row_steps
+
+    # --- rows whose newest token must be back before they can be planned
+
+    @property
+    def _num_waiting_rows(self) -> int:
+        """Upper bound of such rows; 0 in a group that has none, which then pays nothing for them."""
+        return self._decode_slots.size if self.limits.num_speculative_tokens else self._num_grammar_rows
+
+    def _must_wait(self, slots: Int32s) -> NDArray[np.bool_]:
+        if self.limits.num_speculative_tokens:
+            return np.ones(slots.size, np.bool_)
+        must_wait: NDArray[np.bool_] = (self.table.features[slots] & GRAMMAR) != 0
+        return must_wait
+
+    def _has_newest_token(self, slots: Int32s) -> NDArray[np.bool_]:
+        is_back: NDArray[np.bool_] = self.table.num_tokens[slots] == self.table.num_computed[slots] + 1
+        return is_back | ~self._must_wait(slots)
+
+    def _schedule_drafts(
+        self, plan: StepPlan, slots: Int32s, row_steps: Int32s, drafts: dict[int, Int32s]
+    ) -> tuple[Int32s, Int32s]:
+        """Turn rows with proposals into chunks that sample everywhere. Returns the rows that are left."""
+        has_drafts = np.array([slot in drafts for slot in slots.tolist()], np.bool_)
+        budget = self.limits.max_num_batched_tokens - slots.size
+        for slot in slots[has_drafts].tolist():
+            chunk = draft_chunk(self.table, slot, drafts[slot][: max(budget, 0)])
+            plan.chunks.append(chunk)
+            budget -= chunk.token_ids.size - 1
+            self.counters.num_draft_tokens += chunk.token_ids.size - 1
+        return slots[~has_drafts], row_steps[~has_drafts]
+
+    def _mark_masked(self, plan: StepPlan) -> None:
+        if not self._num_grammar_rows:
+            return
+        for sample, slot in enumerate(plan.sample_slots().tolist()):
+            request = self.table.requests[slot]
+            if request is not None and request.grammar is not None:
+                plan.masked.append((sample, request))
 
     def _reserve_decode_blocks(self, plan: StepPlan, slots: Int32s, row_steps: Int32s) -> tuple[Int32s, Int32s]:
         """Give each row the blocks its tokens need, preempting the last in order of service while there are not enough.
@@ -191,6 +249,8 @@ class Scheduler:
         A prefix that another request is computing is not computed twice: a prompt that is not finished takes the whole
         budget of a step, so nobody is admitted before its blocks are published.
         """
+        if request.num_prompt_logprobs >= 0 and request.num_cached_tokens is None:
+            return []  # what the cache holds are keys and values; the prompt's logits must be computed
         return self.pool.match(self._hashes(request)[: (len(request.token_ids) - 1) // self.limits.block_size])
 
     def _hashes(self, request: Request) -> list[bytes]:
@@ -229,6 +289,7 @@ class Scheduler:
             self.counters.prompt_tokens += len(request.prompt_token_ids)
             self.counters.prefix_hit_tokens += num_cached
         self._prefilling.append(request)
+        self._num_grammar_rows += request.grammar is not None
         plan.admitted.append(request)
         plan.block_updates.append(
             BlockUpdate(np.full(blocks.size, slot, np.int32), np.arange(blocks.size, dtype=np.int32), blocks)
@@ -245,7 +306,11 @@ class Scheduler:
             length = budget
         end = start + length
         is_last = end == num_tokens
-        plan.chunks.append(PrefillChunk(slot, start, table.token_ids[slot, start:end], is_last))
+        num_prompt_logprobs = request.num_prompt_logprobs
+        targets = request.prompt_token_ids[start + 1 : end + 1] if num_prompt_logprobs >= 0 else _NO_TOKENS
+        plan.chunks.append(
+            PrefillChunk(slot, start, table.token_ids[slot, start:end], int(is_last), targets, num_prompt_logprobs)
+        )
         table.num_computed[slot] = end
         self._publish(request, start // table.block_size, end // table.block_size)
         if is_last:
@@ -256,7 +321,12 @@ class Scheduler:
     # --- results
 
     def apply(
-        self, slots: Int32s, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s
+        self,
+        slots: Int32s,
+        keys: NDArray[np.int64],
+        positions: Int32s,
+        token_ids: Int32s,
+        is_row_done: NDArray[np.bool_] | None = None,
     ) -> list[tuple[Request, str]]:
         """Take in the tokens of one forward pass.
 
@@ -266,6 +336,7 @@ class Scheduler:
                 preempted request, kept with it.
             positions: int32 [n], the next one of each row.
             token_ids: int32 [n].
+            is_row_done: bool [n], false where more tokens of the row follow in the same result; None: all are done.
 
         Returns:
             Requests that ended here, with their finish reason.
@@ -275,12 +346,15 @@ class Scheduler:
         finished: list[tuple[Request, str]] = []
         if not is_live.all():
             gone = ~is_live
-            finished += self._apply_owed(keys[gone], positions[gone], token_ids[gone])
+            done = gone[gone] if is_row_done is None else is_row_done[gone]
+            finished += self._apply_owed(keys[gone], positions[gone], token_ids[gone], done)
             slots, positions, token_ids = slots[is_live], positions[is_live], token_ids[is_live]
         assert (positions == table.num_tokens[slots]).all(), "a worker skipped or repeated a token"
         table.token_ids[slots, positions] = token_ids
         table.num_tokens[slots] = positions + 1
         self.counters.output_tokens += slots.size
+        if self._num_grammar_rows:
+            self._advance_grammars(slots, token_ids)
         codes = check_finish(token_ids, positions, table.finish_limits(slots))
         for row in np.flatnonzero(codes):
             request = table.requests[slots[row]]
@@ -289,7 +363,15 @@ class Scheduler:
             finished.append((request, FINISH_REASON[int(codes[row])]))
         return finished
 
-    def _apply_owed(self, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s) -> list[tuple[Request, str]]:
+    def _advance_grammars(self, slots: Int32s, token_ids: Int32s) -> None:
+        for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
+            request = self.table.requests[slot]
+            if request is not None and request.grammar is not None:
+                request.grammar.consume(token_id)
+
+    def _apply_owed(
+        self, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s, is_row_done: NDArray[np.bool_]
+    ) -> list[tuple[Request, str]]:
         """Tokens that were under way when their request was preempted: the output process shows them, so they count."""
         finished: list[tuple[Request, str]] = []
         for row, key in enumerate(keys.tolist()):
@@ -298,8 +380,11 @@ class Scheduler:
                 continue
             assert positions[row] == len(request.token_ids), "a worker skipped or repeated a token"
             request.token_ids = np.append(request.token_ids, token_ids[row])
-            request.num_in_flight -= 1
+            if request.grammar is not None:
+                request.grammar.consume(int(token_ids[row]))
             self.counters.output_tokens += 1
+            if is_row_done[row]:
+                request.num_in_flight -= 1
             if not request.num_in_flight:
                 del self._owed_by_key[key]
             code = int(check_finish(token_ids[row : row + 1], positions[row : row + 1], _limits_of(request))[0])
@@ -322,12 +407,15 @@ class Scheduler:
 
     def _leave_slot(self, request: Request) -> None:
         slot, table = request.slot, self.table
+        self._num_grammar_rows -= request.grammar is not None
         if request in self._prefilling:
             self._prefilling.remove(request)
             request.num_in_flight = 0
         else:
             self._decode_slots = self._decode_slots[self._decode_slots != slot]
             request.num_in_flight = int(table.num_computed[slot] + 1 - table.num_tokens[slot])
+            if table.has_drafts[slot]:
+                request.num_in_flight = 1  # one result, of as many tokens as the worker accepts
         num_confirmed = int(min(table.num_computed[slot], table.num_tokens[slot]))
         blocks = table.held_blocks(slot)
         if self.limits.enable_prefix_caching:
@@ -363,4 +451,8 @@ class Scheduler:
 
 def _limits_of(request: Request) -> FinishLimits:
     stops = request.stop_token_ids or (NO_TOKEN,)
-    return FinishLimits(np.array([request.end_position], np.int32), np.array([stops], np.int32))
+    return FinishLimits(
+        np.array([request.end_position], np.int32),
+        np.array([stops], np.int32),
+        np.array([request.min_position], np.int32),
+    )

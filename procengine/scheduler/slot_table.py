@@ -28,6 +28,7 @@ class SlotTable:
         num_computed: int32, tokens whose KV entries exist once the steps in flight are done. A row that decodes has
             exactly one token more than that: the one its last step in flight, or the last result, yields.
         num_blocks: int32, blocks held.
+        has_drafts: bool, the row's step in flight tries proposed tokens, so how many it yields is not known.
         token_ids: int32 [slots, max_model_len], the confirmed tokens.
         block_tables: int32 [slots, blocks of max_model_len].
     """
@@ -40,7 +41,9 @@ class SlotTable:
         self.num_computed = np.zeros(max_num_seqs, np.int32)
         self.num_blocks = np.zeros(max_num_seqs, np.int32)
         self.end_positions = np.zeros(max_num_seqs, np.int32)
-        self.features = np.zeros(max_num_seqs, np.uint8)
+        self.min_positions = np.zeros(max_num_seqs, np.int32)
+        self.features = np.zeros(max_num_seqs, np.int32)
+        self.has_drafts = np.zeros(max_num_seqs, np.bool_)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
         self.stop_token_ids = np.full((max_num_seqs, 4), NO_TOKEN, np.int32)
         # zeros, not empty: the pages stay untouched (and out of RSS) until a token is written
@@ -65,6 +68,8 @@ class SlotTable:
         self.num_tokens[slot] = count
         self.num_computed[slot] = self.num_blocks[slot] = 0
         self.end_positions[slot] = request.end_position
+        self.min_positions[slot] = request.min_position
+        self.has_drafts[slot] = False
         self.features[slot] = request.sampling.features
         self.num_logprobs[slot] = request.sampling.num_logprobs
         self._set_stop_token_ids(slot, request.stop_token_ids)
@@ -92,7 +97,7 @@ class SlotTable:
 
     def finish_limits(self, slots: Slots) -> FinishLimits:
         """Limits of `slots`, for `check_finish`."""
-        return FinishLimits(self.end_positions[slots], self.stop_token_ids[slots])
+        return FinishLimits(self.end_positions[slots], self.stop_token_ids[slots], self.min_positions[slots])
 
     def _set_stop_token_ids(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
         width = self.stop_token_ids.shape[1]

@@ -17,7 +17,7 @@ from procengine.pipeline import PlannedStep
 from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.scheduler import SchedulerLimits
 from procengine.step_payload import EMBED_SECTIONS, pack_sections
-from procengine.workflows.prompt import Identity, ModelFacts, PromptBody, check_prompt
+from procengine.workflows.prompt import Identity, ModelFacts, Prepared, PromptBody, check_prompt
 
 __all__ = ["EmbedBody", "EmbedPlanner", "EmbedRequest", "accept", "register"]
 
@@ -38,19 +38,19 @@ class EmbedRequest:
     num_cached_tokens: int | None = 0
 
 
-def accept(body: EmbedBody, token_ids: list[int], facts: ModelFacts, identity: Identity) -> EmbedRequest:
-    """A request that can run.
+def accept(body: EmbedBody, prepared: Prepared, facts: ModelFacts, identity: Identity) -> list[EmbedRequest]:
+    """The one request of a body that can run.
 
     Raises:
         InvalidRequestError: the prompt is empty, too long for one step, or not of this model.
     """
-    prompt = check_prompt(token_ids, facts)
+    prompt = check_prompt(prepared.token_ids, facts)
     if len(prompt) > facts.max_num_batched_tokens:
         raise InvalidRequestError(
             f"prompt: has {len(prompt)} tokens, one step embeds at most {facts.max_num_batched_tokens} "
             "(max_num_batched_tokens)"
         )
-    return EmbedRequest(identity.key, identity.client, identity.request_id, prompt)
+    return [EmbedRequest(identity.key, identity.client, identity.request_id, prompt)]
 
 
 def register(request: EmbedRequest, body: EmbedBody) -> Register:

@@ -15,19 +15,20 @@ from procengine.errors import InvalidRequestError
 from procengine.input_builder import InputBuilder
 from procengine.messages import Register, StepInput, StepResult
 from procengine.pipeline import PlannedStep
-from procengine.request import Request, RowSampling
+from procengine.request import Request
 from procengine.sampling_params import SamplingParams
+from procengine.scheduler.drafts import settle_drafts
 from procengine.scheduler.plan import StepPlan
 from procengine.scheduler.scheduler import Scheduler, SchedulerLimits
-from procengine.step_payload import RESULT_SECTIONS, cut_sections, join_int64
-from procengine.workflows.prompt import Identity, ModelFacts, PromptBody, check_prompt
+from procengine.scheduler.slot_table import SlotTable
+from procengine.step_payload import RESULT_SECTIONS, cut_sections, iter_rounds, join_int64
+from procengine.structured.spec import StructuredOutputs
+from procengine.workflows.prompt import Identity, ModelFacts, Prepared, PromptBody, check_prompt
+from procengine.workflows.row_sampling import check_params, row_rules, row_sampling
 
 __all__ = ["GenerateBody", "GeneratePlanner", "accept", "register"]
 
-# The bits of kernels.sampling.SamplingFeatures, which this side may not import.
-_RANDOM, _TOP_K, _TOP_P, _MIN_P = 1, 2, 4, 8
 _MAX_PRIORITY = 2**31
-_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -36,36 +37,59 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         priority: smaller is served first (with the priority policy).
         cache_salt: requests share cached prefixes only with the same salt.
+        echo: begin the text with the prompt's.
     """
 
     sampling_params: SamplingParams = SamplingParams()
     priority: int = 0
     cache_salt: str = ""
+    echo: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The bad words."""
+        return tuple(self.sampling_params.bad_words or ())
+
+    @property
+    def grammar_spec(self) -> StructuredOutputs | None:
+        """What the text must look like."""
+        return self.sampling_params.structured_outputs
 
 
-def accept(body: GenerateBody, token_ids: list[int], facts: ModelFacts, identity: Identity) -> Request:
-    """A request that can run.
+def accept(body: GenerateBody, prepared: Prepared, facts: ModelFacts, identity: Identity) -> list[Request]:
+    """The requests of a body that can run: one for each choice, with consecutive keys.
 
     Raises:
         InvalidRequestError: it cannot; names the field, the value and the limit.
     """
     params = body.sampling_params
-    prompt = check_prompt(token_ids, facts)
-    _check_params(params, facts)
+    check_params(params, facts)
+    prompt = check_prompt(_truncated(prepared.token_ids, params, facts), facts)
     if not -_MAX_PRIORITY <= body.priority <= _MAX_PRIORITY:
         raise InvalidRequestError(f"priority: must be within ±{_MAX_PRIORITY}, got {body.priority}")
-    return Request(
-        key=identity.key,
-        client=identity.client,
-        request_id=identity.request_id,
-        prompt_token_ids=prompt,
-        # The pool bounds a request too: one that outgrows it alone could never go on, so it ends by length.
-        end_position=min(_end_position(len(prompt), params.max_tokens, facts), facts.pool_tokens),
-        sampling=_row_sampling(params, identity.seed, facts.vocab_size),
-        stop_token_ids=(() if params.ignore_eos else facts.eos_token_ids) + params.stop_ids,
-        priority=body.priority,
-        cache_salt=body.cache_salt.encode(),
-    )
+    # The pool bounds a request too: one that outgrows it alone could never go on, so it ends by length.
+    end_position = min(_end_position(len(prompt), params.max_tokens, facts), facts.pool_tokens)
+    stop_token_ids = (() if params.ignore_eos else facts.eos_token_ids) + params.stop_ids
+    rules = row_rules(params, stop_token_ids, prepared.word_ids)
+    return [
+        Request(
+            key=identity.key + index,
+            client=identity.client,
+            request_id=identity.request_id,
+            index=index,
+            prompt_token_ids=prompt,
+            end_position=end_position,
+            min_position=len(prompt) + params.min_tokens,
+            sampling=row_sampling(params, identity.seed, index, facts.vocab_size),
+            rules=rules,
+            grammar=prepared.make_grammar() if prepared.make_grammar else None,
+            num_prompt_logprobs=params.prompt_logprobs if params.prompt_logprobs is not None and not index else -1,
+            stop_token_ids=stop_token_ids,
+            priority=body.priority,
+            cache_salt=body.cache_salt.encode(),
+        )
+        for index in range(params.n)
+    ]
 
 
 def register(request: Request, body: GenerateBody) -> Register:
@@ -85,7 +109,22 @@ def register(request: Request, body: GenerateBody) -> Register:
         skip_special_tokens=params.skip_special_tokens,
         requested_stop_token_ids=params.stop_ids,
         num_logprobs=request.sampling.num_logprobs,
+        min_position=request.min_position,
+        num_prompt_logprobs=request.num_prompt_logprobs,
+        detokenize=params.detokenize,
+        echo=body.echo,
+        output_kind=params.output_kind,
+        stream_interval=params.stream_interval,
     )
+
+
+def _truncated(token_ids: list[int], params: SamplingParams, facts: ModelFacts) -> list[int]:
+    keep = params.truncate_prompt_tokens
+    if keep is None:
+        return token_ids
+    if keep == -1:
+        keep = max(facts.max_model_len - (params.max_tokens or 1), 1)
+    return token_ids[-keep:]
 
 
 def _end_position(num_prompt_tokens: int, max_tokens: int | None, facts: ModelFacts) -> int:
@@ -104,45 +143,13 @@ def _end_position(num_prompt_tokens: int, max_tokens: int | None, facts: ModelFa
     return num_prompt_tokens + max_tokens
 
 
-def _check_params(params: SamplingParams, facts: ModelFacts) -> None:
-    limits, stops = facts.limits, params.stop_strings
-    _check_limit("stop", "stop strings", len(stops), limits.max_stop_strings)
-    _check_limit("stop", "bytes in all", sum(len(stop.encode()) for stop in stops), limits.max_stop_bytes)
-    _check_limit("stop_token_ids", "ids", len(params.stop_ids), limits.max_stop_token_ids)
-    if params.logprobs is not None:
-        _check_limit("logprobs", "alternatives", params.logprobs, limits.max_logprobs)
-    for token_id in params.stop_ids:
-        if token_id >= facts.vocab_size:
-            raise InvalidRequestError(
-                f"stop_token_ids: {token_id} is not a token of this model; ids go from 0 to {facts.vocab_size - 1}"
-            )
-
-
-def _check_limit(field: str, unit: str, value: int, limit: int) -> None:
-    if value > limit:
-        raise InvalidRequestError(f"{field}: at most {limit} {unit} are allowed, got {value}")
-
-
-def _row_sampling(params: SamplingParams, drawn_seed: int, vocab_size: int) -> RowSampling:
-    num_logprobs = -1 if params.logprobs is None else params.logprobs
-    seed = drawn_seed if params.seed is None else params.seed
-    if params.is_greedy:
-        return RowSampling(seed=seed, num_logprobs=num_logprobs)
-    top_k = params.top_k if 0 < params.top_k < vocab_size else 0
-    features = _RANDOM
-    features |= _TOP_K if top_k else 0
-    features |= _TOP_P if params.top_p < 1.0 else 0
-    features |= _MIN_P if params.min_p > 0.0 else 0
-    temperature = min(params.temperature, _MAX_FLOAT32)  # the worker's are float32
-    return RowSampling(seed, temperature, top_k, params.top_p, params.min_p, num_logprobs, features)
-
-
 @dataclass(frozen=True, slots=True)
 class _SentStep:
     """What the results of a step will be matched with."""
 
-    slots: NDArray[np.int32]  # [samples]
+    slots: NDArray[np.int32]  # [samples]; with drafts: [rows that sample]
     row_steps: NDArray[np.int32]  # [samples] forward passes each row takes part in
+    draft_keys: NDArray[np.int64] | None  # the keys in `slots`, if a row may yield several tokens
 
 
 class GeneratePlanner:
@@ -177,16 +184,31 @@ class GeneratePlanner:
         if plan is None:
             return None
         header, payload = self._builder.build(plan, self.scheduler.table, step_id=step_id, epoch=epoch)
-        return PlannedStep(header, payload, _sent_step(plan), plan.admitted, is_steady=_is_steady(header))
+        return PlannedStep(header, payload, _sent_step(plan, self.scheduler.table), plan.admitted, is_steady=_is_steady(header))
 
     def apply(self, sent: object, header: StepResult, payload: NDArray[np.int32]) -> list[tuple[Request, str]]:
         """Take in one forward pass's tokens; returns the requests that ended."""
         assert isinstance(sent, _SentStep)
         sections = cut_sections(RESULT_SECTIONS, header.sizes, payload)
+        keys, positions, token_ids = join_int64(sections["key_words"]), sections["positions"], sections["token_ids"]
+        if sent.draft_keys is not None:
+            return self._apply_drafts(sent, keys, positions, token_ids)
         slots = sent.slots if header.micro_step == 0 else sent.slots[sent.row_steps > header.micro_step]
-        return self.scheduler.apply(
-            slots, join_int64(sections["key_words"]), sections["positions"], sections["token_ids"]
-        )
+        return self.scheduler.apply(slots, keys, positions, token_ids)
+
+    def _apply_drafts(
+        self, sent: _SentStep, keys: NDArray[np.int64], positions: NDArray[np.int32], token_ids: NDArray[np.int32]
+    ) -> list[tuple[Request, str]]:
+        """A row may have several tokens: take them in one position after the other."""
+        assert sent.draft_keys is not None
+        slot_by_key = dict(zip(sent.draft_keys.tolist(), sent.slots.tolist(), strict=True))
+        slots = np.array([slot_by_key[key] for key in keys.tolist()], np.int32)
+        finished: list[tuple[Request, str]] = []
+        for rows, is_done in iter_rounds(keys):
+            finished += self.scheduler.apply(slots[rows], keys[rows], positions[rows], token_ids[rows], is_done)
+        self.scheduler.counters.num_accepted_tokens += keys.size - np.unique(keys).size
+        settle_drafts(self.scheduler.table, sent.slots, sent.draft_keys)
+        return finished
 
     def history(self, request: Request) -> NDArray[np.int32]:
         """All confirmed tokens of an unfinished request, int32 [n]."""
@@ -197,9 +219,12 @@ class GeneratePlanner:
         return self.scheduler.count_cached_tokens(request)
 
 
-def _sent_step(plan: StepPlan) -> _SentStep:
+def _sent_step(plan: StepPlan, table: SlotTable) -> _SentStep:
     slots = plan.sample_slots()
-    return _SentStep(slots, plan.row_steps if not plan.chunks else np.ones(slots.size, np.int32))
+    if any(chunk.num_samples > 1 for chunk in plan.chunks):
+        slots = np.array(list(dict.fromkeys(slots.tolist())), np.int32)  # each once, in order
+        return _SentStep(slots, np.ones(slots.size, np.int32), table.keys[slots])
+    return _SentStep(slots, plan.row_steps if not plan.chunks else np.ones(slots.size, np.int32), None)
 
 
 def _is_steady(header: StepInput) -> bool:

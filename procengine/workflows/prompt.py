@@ -5,6 +5,8 @@ Owns: "exactly one kind of prompt" and "token ids of this model, within its cont
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -13,8 +15,10 @@ from numpy.typing import NDArray
 
 from procengine.config import LimitsConfig
 from procengine.errors import InvalidRequestError
+from procengine.request import TokenMasks
+from procengine.structured.spec import StructuredOutputs
 
-__all__ = ["Identity", "ModelFacts", "PromptBody", "check_prompt"]
+__all__ = ["Identity", "ModelFacts", "Prepared", "PromptBody", "check_prompt"]
 
 
 class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -23,6 +27,7 @@ class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None  # shown to the chat template; only with `messages`
 
     def __post_init__(self) -> None:
         given = [name for name in ("prompt", "prompt_token_ids", "messages") if getattr(self, name) is not None]
@@ -31,8 +36,40 @@ class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 "prompt: exactly one of prompt, prompt_token_ids and messages must be given, "
                 f"got {', '.join(given) or 'none'}"
             )
+        if self.tools is not None and self.messages is None:
+            raise InvalidRequestError("tools: can only be given with messages")
         if not getattr(self, given[0]):
             raise InvalidRequestError(f"{given[0]}: must not be empty")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Texts beside the prompt that must be tokenized for `accept`."""
+        return ()
+
+    @property
+    def grammar_spec(self) -> StructuredOutputs | None:
+        """What must be compiled for `accept`."""
+        return None
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether nothing needs to be tokenized or compiled."""
+        return self.prompt_token_ids is not None and not self.words and self.grammar_spec is None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a body becomes off the event loop.
+
+    Attributes:
+        token_ids: of the prompt.
+        word_ids: for each of `PromptBody.words`, its tokens with and without a space before it.
+        make_grammar: a fresh grammar for each choice, if one was asked for.
+    """
+
+    token_ids: list[int]
+    word_ids: tuple[tuple[int, ...], ...] = ()
+    make_grammar: Callable[[], TokenMasks] | None = None
 
 
 class ModelFacts(msgspec.Struct, frozen=True):

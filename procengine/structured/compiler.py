@@ -1,0 +1,153 @@
+"""Compiles a `StructuredOutputs` into a `Grammar`, with llguidance.
+
+Owns: the grammar library, its view of the tokenizer, and the limits on what a client may ask of it. Never does: know a
+request or a step, or import torch. llguidance and not xgrammar, which cannot be imported without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from procengine.errors import InvalidRequestError
+from procengine.structured.grammar import Grammar
+from procengine.structured.spec import StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits, LLTokenizer
+
+__all__ = ["GrammarCompiler"]
+
+# Conversion from GBNF is Python, and quadratic in the number of rules: half a second at this size, 15 s at six times.
+_MAX_GBNF_LENGTH = 16 * 1024
+_MAX_REASON = 500
+
+
+class GrammarCompiler:
+    """Grammars for one tokenizer. Safe to use from several threads; most of a compilation runs without the GIL.
+
+    tokenizer_json: the text of a tokenizer.json. eos_token_ids: what may end a text. max_bytes: of a schema, an
+    expression, a grammar or all choices together. Nothing is loaded before the first `compile`.
+    """
+
+    def __init__(self, tokenizer_json: str, eos_token_ids: Iterable[int], max_bytes: int = 128 * 1024) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._max_bytes = max_bytes
+        self._lock = Lock()
+        self._loaded: LLTokenizer | None = None
+
+    def compile(self, spec: StructuredOutputs) -> Grammar:
+        """A grammar at its start. Takes about a millisecond, a second for the largest schemas that are accepted.
+
+        Raises InvalidRequestError, naming the field and the reason, for what is too large, malformed, not supported,
+        or cannot be satisfied by any text.
+        """
+        from llguidance import LLMatcher
+
+        source = self._source(spec)
+        tokenizer = self._tokenizer()
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=_limits())
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # builds what the first step would wait for, and finds grammars without a text
+        if matcher.is_error():
+            raise InvalidRequestError(f"{spec.kind}: {_reason(matcher.get_error())}")
+        return Grammar(matcher, tokenizer.vocab_size, frozenset(self._eos_token_ids))
+
+    def _tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        with self._lock:
+            if self._loaded is None:
+                try:
+                    self._loaded = LLTokenizer(self._tokenizer_json, eos_token=self._eos_token_ids)
+                except ValueError as error:
+                    raise InvalidRequestError(
+                        f"structured_outputs: not available for this model's tokenizer: {_reason(str(error))}"
+                    ) from error
+            return self._loaded
+
+    def _source(self, spec: StructuredOutputs) -> str:
+        """The grammar in llguidance's own JSON form."""
+        from llguidance import LLMatcher
+
+        if spec.choice is not None:
+            self._checked("choice", "".join(spec.choice))
+            # Lark spells strings as JSON does.
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in spec.choice))
+        if spec.regex is not None:
+            return LLMatcher.grammar_from_regex(self._checked("regex", spec.regex))
+        if spec.grammar is not None:
+            return LLMatcher.grammar_from_lark(_to_lark(self._checked("grammar", spec.grammar)))
+        schema = "{}" if spec.json_schema is None else self._checked("json_schema", _schema_text(spec.json_schema))
+        if spec.json_object:
+            schema = '{"type": "object"}'
+        overrides: dict[str, Any] = {}
+        if spec.whitespace_pattern is not None:
+            overrides["whitespace_pattern"] = self._checked("whitespace_pattern", spec.whitespace_pattern)
+        elif spec.disable_any_whitespace:
+            overrides["whitespace_flexible"] = False
+        return LLMatcher.grammar_from_json_schema(schema, overrides=overrides)  # type: ignore[arg-type]
+
+    def _checked(self, field: str, text: str) -> str:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(f"{field}: holds half of a surrogate pair, which is not Unicode text") from error
+        if size > self._max_bytes:
+            raise InvalidRequestError(f"{field}: {size} bytes are more than the limit of {self._max_bytes}")
+        return text
+
+
+def _limits() -> LLParserLimits:
+    """llguidance's own, for one mask about 20 ms of work; its states cost 1-2 kB each, so a tenth of its default."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=2_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=25_000,
+        max_grammar_size=500_000,
+        verbose_errors=False,
+    )
+
+
+def _schema_text(schema: dict[str, Any] | str) -> str:
+    """The schema as JSON text, rebuilt: llguidance pastes what it is given into a larger text."""
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequestError(f"json_schema: not a JSON value: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"json_schema: must be a JSON object, got {text[:100]}")
+    return text
+
+
+def _to_lark(grammar: str) -> str:
+    """Lark as it is; GBNF, known by its rule `root`, converted."""
+    if re.search(r"^\s*root\s*::=", grammar, re.MULTILINE) is None:
+        return grammar
+    if len(grammar) > _MAX_GBNF_LENGTH:
+        raise InvalidRequestError(
+            f"grammar: {len(grammar)} characters of GBNF are more than {_MAX_GBNF_LENGTH}; Lark may be longer"
+        )
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # the library raises nothing narrower
+        raise InvalidRequestError(f"grammar: not GBNF: {_reason(str(error))}") from error
+
+
+def _reason(message: str) -> str:
+    """What the library says, without its state dump."""
+    text = re.split(r"\n?<(?:state|non-verbose)", message, maxsplit=1)[0].strip()
+    if text.startswith("NoExtension"):
+        return "no text can satisfy it"
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
