@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from procengine.async_client import AsyncClient
+    from procengine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from procengine.client import Client
     from procengine.errors import (
         ConfigError,
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
     from procengine.llm import LLM
     from procengine.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, StreamDelta
     from procengine.sampling_params import SamplingParams
+    from procengine.structured.spec import StructuredOutputs
 
 __all__ = [
     "LLM",
     "AsyncClient",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "Client",
     "CompletionOutput",
     "ConfigError",
@@ -49,6 +54,7 @@ __all__ = [
     "ShuttingDownError",
     "StartupError",
     "StreamDelta",
+    "StructuredOutputs",
     "__version__",
 ]
 
@@ -57,6 +63,9 @@ __version__: Final = "0.1.0"  # pyproject.toml says the same; a test compares th
 _MODULE_BY_NAME: Final = {
     "LLM": "procengine.llm",
     "AsyncClient": "procengine.async_client",
+    "BeamSearchOutput": "procengine.beam_search",
+    "BeamSearchParams": "procengine.beam_search",
+    "BeamSearchSequence": "procengine.beam_search",
     "Client": "procengine.client",
     "SamplingParams": "procengine.sampling_params",
     "CompletionOutput": "procengine.outputs",
@@ -64,6 +73,7 @@ _MODULE_BY_NAME: Final = {
     "Logprob": "procengine.outputs",
     "RequestOutput": "procengine.outputs",
     "StreamDelta": "procengine.outputs",
+    "StructuredOutputs": "procengine.structured.spec",
 }
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from procengine.config import LimitsConfig
 from procengine.errors import InvalidRequestError, OverloadedError
-from procengine.messages import UNREADABLE, Submit
+from procengine.messages import UNREADABLE, Submit, encode
 from procengine.workflows.parts import FrontendParts
+from procengine.workflows.prompt import PromptBody
 
 __all__ = ["Admission"]
 
@@ -59,9 +60,20 @@ class Admission:
                 f"{limits.max_queued_requests}; try again later"
             )
         try:
-            return parts.decode_body(message.body)
+            body = parts.decode_body(message.body)
         except UNREADABLE as error:
             raise InvalidRequestError(_field_first(str(error))) from error
+        _check_grammar(body, limits.max_grammar_bytes)
+        return body
+
+
+def _check_grammar(body: PromptBody, limit: int) -> None:
+    """Before it is compiled: a grammar costs far more than its bytes."""
+    num_bytes = 0 if body.grammar_spec is None else len(encode(body.grammar_spec))
+    if num_bytes > limit:
+        raise InvalidRequestError(
+            f"structured_outputs: has {num_bytes} bytes, the limit (max_grammar_bytes) is {limit}"
+        )
 
 
 def _field_first(text: str) -> str:

@@ -18,6 +18,8 @@ from procengine.client_bodies import (
     Body,
     Messages,
     Prompt,
+    Tools,
+    final_body,
     generate_body,
     messages_body,
     one_prompt_body,
@@ -89,13 +91,16 @@ class AsyncClient:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        echo: bool = False,
     ) -> RequestOutput:
         """Complete a text or a list of token ids. Cancelling the task aborts the request.
+
+        With `echo` the text begins with the prompt's.
 
         Raises:
             InvalidRequestError, OverloadedError, ShuttingDownError, EngineDeadError, RequestFailedError.
         """
-        body = generate_body(prompt_body(prompt), params, priority, cache_salt)
+        body = generate_body(prompt_body(prompt), params, priority, cache_salt, echo=echo)
         return await self._generate(body, request_id)
 
     async def chat(
@@ -106,9 +111,13 @@ class AsyncClient:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        tools: Tools | None = None,
     ) -> RequestOutput:
-        """Answer a conversation: `[{"role": "user", "content": "..."}]`. Otherwise as `generate`."""
-        body = generate_body(messages_body(messages), params, priority, cache_salt)
+        """Answer a conversation: `[{"role": "user", "content": "..."}]`. The chat template shows `tools` to the model.
+
+        Otherwise as `generate`.
+        """
+        body = generate_body(messages_body(messages, tools), params, priority, cache_salt)
         return await self._generate(body, request_id)
 
     async def stream(
@@ -120,9 +129,14 @@ class AsyncClient:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        echo: bool = False,
+        tools: Tools | None = None,
     ) -> AsyncIterator[StreamDelta]:
-        """The answer to a prompt or to `messages` as it comes. Closing the iterator, or cancelling, aborts it."""
-        body = generate_body(one_prompt_body(prompt, messages), params, priority, cache_salt)
+        """The answer to a prompt or to `messages` as it comes. Closing the iterator, or cancelling, aborts it.
+
+        Deltas of several choices come interleaved, told apart by `index`. `params.output_kind` says what each one holds.
+        """
+        body = generate_body(one_prompt_body(prompt, messages, tools), params, priority, cache_salt, echo=echo)
         connection, news = self._connected, asyncio.Event()
         pending = connection.submit("generate", body, request_id, lambda _: news.set(), news.set)
         try:
@@ -174,7 +188,7 @@ class AsyncClient:
         return self._connection
 
     async def _generate(self, body: Body, request_id: str | None) -> RequestOutput:
-        pending = await self._run("generate", body, request_id)
+        pending = await self._run("generate", final_body(body), request_id)
         return collect_deltas(pending.request_id, prompt_text(body), pending.take_deltas())
 
     async def _run(self, workflow: str, body: Body, request_id: str | None) -> Pending:
@@ -230,8 +244,7 @@ class _Connection:
 
     def abandon(self, pending: Pending) -> None:
         """Nobody waits for this any more."""
-        if not pending.is_done:
-            self._send(self._core.abandon(pending))
+        self._send(self._core.abandon(pending))
 
     def ask_stats(self, *, reset: bool) -> Awaitable[Stats]:
         """The counters."""

@@ -35,6 +35,7 @@ class Choice:
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]
         self._has_sent = False
+        self._num_unsent = 0
         self._num_cached_tokens: int | None = None
 
     def admit(self, num_cached_tokens: int) -> None:
@@ -63,6 +64,7 @@ class Choice:
             return
         num_used = self._add_text(token_ids)
         self._token_ids += token_ids[:num_used]
+        self._num_unsent += num_used
         self._logprobs += logprobs[:num_used]
         self._num_tokens += num_used
         if self.end is None and self._finish_code != NOT_FINISHED:
@@ -74,9 +76,9 @@ class Choice:
         register = self.register
         if self.end is not None:
             return True
-        if register.output_kind == "final" or not self._token_ids:
+        if register.output_kind == "final" or not self._num_unsent:
             return False
-        return not self._has_sent or len(self._token_ids) >= register.stream_interval
+        return not self._has_sent or self._num_unsent >= register.stream_interval
 
     def end_from_outside(self, finish_reason: str) -> None:
         """It ends for a reason that is not in its tokens; what was held back is shown."""
@@ -88,7 +90,7 @@ class Choice:
     def make_delta(self, error: str | None = None) -> Delta:
         """What is new since the last one; with output kind "cumulative" everything so far."""
         register = self.register
-        is_first, self._has_sent = not self._has_sent, True
+        is_first, self._has_sent, self._num_unsent = not self._has_sent, True, 0
         # Once, whenever it is known: Admitted comes over another socket than the results and may be behind them.
         num_cached_tokens, self._num_cached_tokens = self._num_cached_tokens, None
         finish_reason, stop_reason = self.end or (None, None)

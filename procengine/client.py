@@ -21,6 +21,8 @@ from procengine.client_bodies import (
     Messages,
     Prompt,
     Prompts,
+    Tools,
+    final_body,
     generate_body,
     messages_body,
     one_params_each,
@@ -105,6 +107,7 @@ class Client:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        echo: bool = False,
     ) -> RequestOutput: ...
 
     @overload
@@ -115,6 +118,7 @@ class Client:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        echo: bool = False,
     ) -> list[RequestOutput]: ...
 
     def generate(
@@ -125,8 +129,11 @@ class Client:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        echo: bool = False,
     ) -> RequestOutput | list[RequestOutput]:
         """Complete a text or a list of token ids; for a list of prompts, a list of results in the same order.
+
+        With `echo` the texts begin with the prompt's.
 
         Raises:
             InvalidRequestError: a prompt or parameter is wrong; the other prompts of the list are aborted.
@@ -134,7 +141,7 @@ class Client:
         """
         prompts, is_list = prompt_list(prompt)
         bodies = [
-            generate_body(prompt_body(one), of_one, priority, cache_salt)
+            generate_body(prompt_body(one), of_one, priority, cache_salt, echo=echo)
             for one, of_one in zip(prompts, one_params_each(params, len(prompts)), strict=True)
         ]
         if is_list:
@@ -149,9 +156,13 @@ class Client:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        tools: Tools | None = None,
     ) -> RequestOutput:
-        """Answer a conversation: `[{"role": "user", "content": "..."}]`. Raises as `generate` does."""
-        body = generate_body(messages_body(messages), params, priority, cache_salt)
+        """Answer a conversation: `[{"role": "user", "content": "..."}]`. The chat template shows `tools` to the model.
+
+        Raises as `generate` does.
+        """
+        body = generate_body(messages_body(messages, tools), params, priority, cache_salt)
         return self.generate_bodies([body], [request_id])[0]
 
     def stream(
@@ -163,12 +174,15 @@ class Client:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        echo: bool = False,
+        tools: Tools | None = None,
     ) -> Iterator[StreamDelta]:
         """The answer to a prompt or to `messages` as it comes. Closing the iterator aborts the request.
 
+        Deltas of several choices come interleaved, told apart by `index`. `params.output_kind` says what each one holds.
         The request is sent when the first delta is asked for. Raises as `generate` does.
         """
-        body = generate_body(one_prompt_body(prompt, messages), params, priority, cache_salt)
+        body = generate_body(one_prompt_body(prompt, messages, tools), params, priority, cache_salt, echo=echo)
         pending = self._submit("generate", body, request_id)
         try:
             while True:
@@ -228,7 +242,7 @@ class Client:
         on_end: Callable[[], object] | None = None,
     ) -> list[RequestOutput]:
         """Run bodies of `generate` requests together; results in their order. `on_end` is called as each one ends."""
-        ended = self._run_all("generate", bodies, request_ids, on_end)
+        ended = self._run_all("generate", [final_body(body) for body in bodies], request_ids, on_end)
         return [
             collect_deltas(pending.request_id, prompt_text(body), pending.take_deltas())
             for pending, body in zip(ended, bodies, strict=True)
@@ -264,8 +278,7 @@ class Client:
         return pending
 
     def _abandon(self, pending: Pending) -> None:
-        if not pending.is_done:
-            self._send(self._core.abandon(pending))
+        self._send(self._core.abandon(pending))
 
     def _send(self, frame: bytes | None) -> None:
         """Send now, or have the leader do it. A leader that is about to end looks once more (`_lead`)."""

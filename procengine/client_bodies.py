@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import Any, TypeAlias, cast
 
+import msgspec
+
 from procengine.errors import InvalidRequestError
 from procengine.messages import encode
 from procengine.sampling_params import SamplingParams
@@ -19,10 +21,13 @@ __all__ = [
     "Messages",
     "Prompt",
     "Prompts",
+    "Tools",
     "conversations",
     "encode_body",
+    "final_body",
     "generate_body",
     "messages_body",
+    "num_choices",
     "one_params_each",
     "one_prompt_body",
     "prompt_body",
@@ -34,6 +39,7 @@ Body: TypeAlias = dict[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]  # a mapping: {"prompt": ...} or {"prompt_token_ids": ...}
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Tools: TypeAlias = Sequence[Mapping[str, Any]]  # as OpenAI's API describes functions; the chat template shows them
 
 
 def prompt_list(prompts: Prompts) -> tuple[list[Prompt], bool]:
@@ -83,21 +89,26 @@ def prompt_body(prompt: Prompt) -> Body:
         raise InvalidRequestError(f"prompt_token_ids: must be a list of integers ({error})") from error
 
 
-def messages_body(messages: Messages) -> Body:
-    """`{"messages": [...]}`."""
-    return {"messages": [dict(message) for message in messages]}
+def messages_body(messages: Messages, tools: Tools | None = None) -> Body:
+    """`{"messages": [...]}`, with `"tools"` if there are any."""
+    body: Body = {"messages": [dict(message) for message in messages]}
+    return body if tools is None else body | {"tools": [dict(tool) for tool in tools]}
 
 
-def one_prompt_body(prompt: Prompt | None, messages: Messages | None) -> Body:
-    """The body for whichever of the two was given.
+def one_prompt_body(prompt: Prompt | None, messages: Messages | None, tools: Tools | None = None) -> Body:
+    """The body for whichever of the first two was given.
 
     Raises:
-        InvalidRequestError: both were, or none.
+        InvalidRequestError: both were, or none; or tools with a prompt.
     """
     if (prompt is None) == (messages is None):
         given = "none" if prompt is None else "both"
         raise InvalidRequestError(f"prompt: exactly one of prompt and messages must be given, got {given}")
-    return messages_body(messages) if messages is not None else prompt_body(prompt or "")
+    if messages is not None:
+        return messages_body(messages, tools)
+    if tools is not None:
+        raise InvalidRequestError("tools: can only be given with messages")
+    return prompt_body(prompt or "")
 
 
 def prompt_text(body: Body) -> str | None:
@@ -106,14 +117,32 @@ def prompt_text(body: Body) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def generate_body(body: Body, params: SamplingParams | None, priority: int = 0, cache_salt: str = "") -> Body:
+def generate_body(
+    body: Body, params: SamplingParams | None, priority: int = 0, cache_salt: str = "", *, echo: bool = False
+) -> Body:
     """A prompt with all that `generate` takes beside it."""
     extra: Body = {"sampling_params": params or SamplingParams()}
     if priority:
         extra["priority"] = priority
     if cache_salt:
         extra["cache_salt"] = cache_salt
+    if echo:
+        extra["echo"] = echo
     return body | extra
+
+
+def final_body(body: Body) -> Body:
+    """The same request for a caller who waits for its end: one message a choice, whatever kind was asked for."""
+    params = body.get("sampling_params")
+    if not isinstance(params, SamplingParams) or params.output_kind == "final":
+        return body
+    return body | {"sampling_params": msgspec.structs.replace(params, output_kind="final")}
+
+
+def num_choices(body: Body) -> int:
+    """How many ends the request has: one a choice. What is no count is refused by the group, as a whole."""
+    params = body.get("sampling_params")
+    return max(params.n, 1) if isinstance(params, SamplingParams) else 1
 
 
 def encode_body(body: Body) -> bytes:
@@ -124,21 +153,37 @@ def encode_body(body: Body) -> bytes:
     """
     try:
         return encode(body)
-    except (UnicodeEncodeError, OverflowError, TypeError) as error:
-        raise _name_field(body, error) from error
+    except _UNSENDABLE as error:
+        field, found = _find_field("", body, error)
+        raise InvalidRequestError(f"{field or 'request'}: {_reason(found)}") from error
 
 
-def _name_field(body: Body, error: Exception) -> InvalidRequestError:
-    for field, value in body.items():
+_UNSENDABLE = (UnicodeEncodeError, OverflowError, TypeError, RecursionError)
+
+
+def _find_field(path: str, value: object, error: Exception) -> tuple[str, Exception]:
+    """The field that cannot be sent and why: a key of the body, or a parameter inside `sampling_params`."""
+    fields = value.items() if not path and isinstance(value, dict) else _struct_fields(value)
+    for name, inner in fields:
         try:
-            encode(value)
-        except UnicodeEncodeError as found:
-            return InvalidRequestError(
-                f"{field}: character {found.start} is a lone surrogate (U+{ord(found.object[found.start]):04X}), "
-                "which no UTF-8 text can hold"
-            )
-        except OverflowError:
-            return InvalidRequestError(f"{field}: holds an integer that does not fit into 64 bits")
-        except TypeError as found:
-            return InvalidRequestError(f"{field}: holds a value that cannot be sent ({found})")
-    return InvalidRequestError(f"request: cannot be sent ({error})")
+            encode(inner)
+        except _UNSENDABLE as found:
+            return _find_field(f"{path}.{name}" if path else str(name), inner, found)
+    return path, error
+
+
+def _struct_fields(value: object) -> Iterable[tuple[str, Any]]:
+    return ((name, getattr(value, name)) for name in getattr(value, "__struct_fields__", ()))
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case UnicodeEncodeError():
+            surrogate = ord(error.object[error.start])
+            return f"character {error.start} is a lone surrogate (U+{surrogate:04X}), which no UTF-8 text can hold"
+        case OverflowError():
+            return "holds an integer that does not fit into 64 bits"
+        case RecursionError():
+            return "nests too deep"
+        case _:
+            return f"holds a value that cannot be sent ({error})"

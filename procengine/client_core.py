@@ -1,6 +1,7 @@
 """`ClientCore`: the protocol as a client sees it, without a socket. `Client` and `AsyncClient` both drive one.
 
 Owns: the table of requests and questions under way, and which of them each incoming message belongs to or ends.
+A request of n choices ends when the last of them has, or with the first error.
 Never does: send, receive, wait or look at a clock. Methods that start something return the frame to send.
 
 Adding and looking up requests from several threads is safe (each is one dictionary operation); `receive` must be
@@ -16,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from procengine.client_bodies import Body, encode_body
+from procengine.client_bodies import Body, encode_body, num_choices
 from procengine.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -54,10 +55,13 @@ _AnswerT = TypeVar("_AnswerT", bound=Item)
 class Pending:
     """A request or a question under way: what has come for it, and whether more will."""
 
-    __slots__ = ("error", "is_done", "items", "on_end", "on_item", "request_id")
+    __slots__ = ("error", "is_done", "items", "num_open", "on_end", "on_item", "request_id")
 
-    def __init__(self, request_id: str, on_end: OnEnd | None = None, on_item: OnItem | None = None) -> None:
+    def __init__(
+        self, request_id: str, on_end: OnEnd | None = None, on_item: OnItem | None = None, num_choices: int = 1
+    ) -> None:
         self.request_id = request_id
+        self.num_open = num_choices  # choices whose end has not come; an error may have ended the request before
         self.items: deque[Item] = deque()  # the owner may take items out while others come in
         self.is_done = False
         self.error: ProcengineError | None = None
@@ -94,7 +98,8 @@ class ClientCore:
 
     def __init__(self) -> None:
         self._requests: dict[str, Pending] = {}
-        self._abandoned: set[str] = set()  # nobody waits, but their ends are still to come: these ids are not free
+        # Nobody waits for these any more, but ends of their choices are still to come: their ids are not free.
+        self._abandoned: dict[str, Pending] = {}
         self._questions: deque[Pending] = deque()  # the frontend answers them in order
         self._ids = itertools.count()
         self._max_request_bytes = 0
@@ -141,7 +146,7 @@ class ClientCore:
         frame = encode(Submit(request_id, workflow, msgspec.Raw(encode_body(body))))
         if len(frame) > self._max_request_bytes:
             raise InvalidRequestError(_too_large(body, len(frame), self._max_request_bytes))
-        pending = self._requests[request_id] = Pending(request_id, on_end, on_item)
+        pending = self._requests[request_id] = Pending(request_id, on_end, on_item, num_choices(body))
         return pending, frame
 
     def abort(self, request_id: str) -> bytes | None:
@@ -149,12 +154,15 @@ class ClientCore:
         return encode(Abort(request_id)) if request_id in self._requests else None
 
     def abandon(self, pending: Pending) -> bytes | None:
-        """Forget a request: what still comes for it is dropped. Returns the frame that stops it, if it runs."""
-        self._abandoned.add(pending.request_id)
-        if pending.is_done:  # looked at last: another thread may have just taken in its end
-            self._abandoned.discard(pending.request_id)
+        """Forget a request: what still comes for it is dropped. Returns the frame that stops what still runs of it."""
+        if not pending.num_open:
             return None
-        self._end(pending)
+        self._abandoned[pending.request_id] = pending
+        if not pending.num_open:  # looked at again: another thread may have just taken in its last end
+            self._abandoned.pop(pending.request_id, None)
+            return None
+        if not pending.is_done:  # else an error of one choice ended it, and others may run on
+            self._end(pending)
         return encode(Abort(pending.request_id))
 
     def receive(self, frame: bytes) -> None:
@@ -171,8 +179,10 @@ class ClientCore:
 
     def fail_all(self, error: ProcengineError) -> None:
         """End everything under way with an error."""
-        for pending in [*self._requests.values(), *self._questions]:
-            self._end(pending, error)
+        for pending in [*self._requests.values(), *self._abandoned.values(), *self._questions]:
+            pending.num_open = 0
+            if not pending.is_done:
+                self._end(pending, error)
         self._questions.clear()
         self._abandoned.clear()
 
@@ -188,14 +198,33 @@ class ClientCore:
             pending = requests.get(item.request_id)
             if pending is None:
                 if item.finish_reason is not None:
-                    self._abandoned.discard(item.request_id)
+                    self._take_late_end(item.request_id)
                 continue
             pending.items.append(item)
-            if item.finish_reason is not None:
-                self._end(pending, _item_error(item))
-                self._abandoned.discard(item.request_id)
-            elif pending.on_item is not None:
+            if item.finish_reason is not None and self._is_over(pending, item):
+                continue
+            if pending.on_item is not None:
                 pending.on_item()
+
+    def _is_over(self, pending: Pending, item: Delta | Embedding) -> bool:
+        """Take in the end of a choice; whether it ends the request: the last one does, and so does an error."""
+        error = _item_error(item)
+        pending.num_open -= 1
+        if not pending.num_open:
+            self._end(pending, error)
+            self._abandoned.pop(pending.request_id, None)
+        elif error is not None:
+            self._abandoned[pending.request_id] = pending  # its other choices run on
+            self._end(pending, error)
+        return pending.is_done
+
+    def _take_late_end(self, request_id: str) -> None:
+        """The end of a choice for which nobody waits."""
+        pending = self._abandoned.get(request_id)
+        if pending is not None:
+            pending.num_open -= 1
+            if not pending.num_open:
+                self._abandoned.pop(request_id, None)
 
     def _take_control(self, message: Welcome | Rejected | Stats | Attached | Outputs) -> None:
         assert not isinstance(message, Outputs)
@@ -213,10 +242,13 @@ class ClientCore:
         if not message.request_id:
             self.fail_all(error)
             return
+        abandoned = self._abandoned.pop(message.request_id, None)
         pending = self._requests.get(message.request_id)
+        for one in (abandoned, pending):
+            if one is not None:
+                one.num_open = 0
         if pending is not None:
             self._end(pending, error)
-        self._abandoned.discard(message.request_id)
 
     def _end(self, pending: Pending, error: ProcengineError | None = None) -> None:
         self._requests.pop(pending.request_id, None)

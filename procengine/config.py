@@ -105,6 +105,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     num_workers: int = 1
     threads: int = 1  # CPU threads of one worker
     mock_step_ms: float = 0.0
+    logits_processors: tuple[str, ...] = ()  # "module:callable", see docs/PLUGINS.md
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):

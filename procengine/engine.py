@@ -111,6 +111,16 @@ class Engine:
         self._forget(placed.request)
         return Finish(key, finish_reason, error)
 
+    def end_failed(self) -> list[Finish]:
+        """End the requests that turned out not to be able to go on (a grammar that gave up)."""
+        return [
+            finish
+            for pipeline in self.pipelines
+            for planner in pipeline.planners.values()
+            for request, error in planner.take_failed()
+            if (finish := self.end(request.key, "error", error))
+        ]
+
     def resync(self, key: int, position: int) -> Replay | Finish:
         """Answer the output process, which misses tokens from `position` on."""
         placed = self._placed_by_key.get(key)

@@ -143,14 +143,9 @@ def _slot_row(request: Request) -> list[int]:
 
 def _masks(plan: StepPlan) -> dict[str, Int32s]:
     """Which samples obey a grammar, and the tokens that theirs allows."""
-    grammars = [request.grammar for _, request in plan.masked]
-    words = np.zeros((len(grammars), max(g.num_mask_words for g in grammars if g is not None)), np.int32)
-    for row, grammar in zip(words, grammars, strict=True):
-        assert grammar is not None
-        grammar.fill_mask(row)
     return {
         "masked_rows": np.array([sample for sample, _ in plan.masked], np.int32),
-        "mask_words": words.ravel(),
+        "mask_words": np.concatenate([mask for _, mask in plan.masked]),
     }
 
 

@@ -15,11 +15,13 @@ from typing import Any, Final, Self
 import msgspec
 from tqdm import tqdm
 
+from procengine.beam_search import BeamSearchOutput, BeamSearchParams, search
 from procengine.client import Client
 from procengine.client_bodies import (
     Body,
     Messages,
     Prompts,
+    Tools,
     conversations,
     generate_body,
     messages_body,
@@ -33,6 +35,7 @@ from procengine.launch import Group, launch_group
 from procengine.outputs import EmbeddingOutput, RequestOutput
 from procengine.resolve import EngineArgs, resolve
 from procengine.sampling_params import SamplingParams
+from procengine.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
@@ -75,15 +78,18 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        echo: bool = False,
     ) -> list[RequestOutput]:
         """Complete prompts: texts, lists of token ids, or one of either. Results are in the order of the prompts.
+
+        With `echo` the texts begin with the prompts'.
 
         Raises:
             InvalidRequestError: a prompt or parameter is wrong; the others are aborted.
             EngineDeadError: the group has died.
         """
         each, _ = prompt_list(prompts)
-        return self._run([prompt_body(prompt) for prompt in each], sampling_params, use_tqdm=use_tqdm)
+        return self._run([prompt_body(prompt) for prompt in each], sampling_params, use_tqdm=use_tqdm, echo=echo)
 
     def chat(
         self,
@@ -91,10 +97,24 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        tools: Tools | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation (`[{"role": "user", "content": "..."}]`) or a list of them. Raises as `generate`."""
+        """Answer one conversation (`[{"role": "user", "content": "..."}]`) or a list of them.
+
+        The chat template shows `tools` to the model. Raises as `generate`.
+        """
         each, _ = conversations(messages)
-        return self._run([messages_body(one) for one in each], sampling_params, use_tqdm=use_tqdm)
+        return self._run([messages_body(one, tools) for one in each], sampling_params, use_tqdm=use_tqdm)
+
+    def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, in the order of the prompts. Raises as `generate`.
+
+        A step asks for 2 * beam_width alternatives a token: beyond a width of 10, raise `max_logprobs`.
+        """
+        each, _ = prompt_list(prompts)
+        bodies = [prompt_body(prompt) for prompt in each]
+        tokenizer = Tokenizer.load(self._config.model.tokenizer_path)
+        return search(bodies, params, self._config, self._client.generate_bodies, tokenizer.decode)
 
     def embed(self, prompts: Prompts, *, use_tqdm: bool = True) -> list[EmbeddingOutput]:
         """Vectors of prompts, in their order. Raises as `generate`."""
@@ -124,9 +144,10 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         *,
         use_tqdm: bool,
+        echo: bool = False,
     ) -> list[RequestOutput]:
         each = one_params_each(sampling_params, len(prompts))
-        bodies = [generate_body(prompt, params) for prompt, params in zip(prompts, each, strict=True)]
+        bodies = [generate_body(prompt, params, echo=echo) for prompt, params in zip(prompts, each, strict=True)]
         return _with_progress(len(bodies), use_tqdm, lambda on_end: self._client.generate_bodies(bodies, on_end=on_end))
 
 

@@ -58,7 +58,10 @@ class RequestOutput(msgspec.Struct, frozen=True):
     Attributes:
         prompt: the text that was sent; None for token ids and messages.
         prompt_token_ids: what the model saw.
+        outputs: the choices in order, `n` of them.
         num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache; None if it never started.
+        prompt_logprobs: one map a prompt token, that token first, then the most likely ones; the first token has None.
+            None where they were not asked for.
     """
 
     request_id: str
@@ -67,10 +70,15 @@ class RequestOutput(msgspec.Struct, frozen=True):
     outputs: list[CompletionOutput]
     finished: bool
     num_cached_tokens: int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 class StreamDelta(msgspec.Struct, frozen=True):
-    """New text and tokens of a running request. The one with a `finish_reason` is the last."""
+    """New text and tokens of one choice of a running request. The one with a `finish_reason` is the choice's last.
+
+    With output kind "cumulative" text, tokens and logprobs are all so far; with "final" there is one delta a choice.
+    `prompt_logprobs` are in the first delta of choice 0.
+    """
 
     request_id: str
     index: int
@@ -79,6 +87,7 @@ class StreamDelta(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True):
@@ -90,13 +99,23 @@ class EmbeddingOutput(msgspec.Struct, frozen=True):
 
 
 def collect_deltas(request_id: str, prompt: str | None, deltas: Sequence[Delta]) -> RequestOutput:
-    """All deltas of one request, in order of arrival, as its result."""
+    """All deltas of one request, in order of arrival, as its result. Their output kind is "delta" or "final"."""
     prompt_token_ids = next((d.prompt_token_ids for d in deltas if d.prompt_token_ids is not None), [])
     num_cached_tokens = next((d.num_cached_tokens for d in deltas if d.num_cached_tokens is not None), None)
-    indices = sorted({delta.index for delta in deltas})
-    outputs = [_collect_choice(index, [d for d in deltas if d.index == index]) for index in indices]
-    finished = bool(outputs) and all(output.finish_reason is not None for output in outputs)
-    return RequestOutput(request_id, prompt, prompt_token_ids, outputs, finished, num_cached_tokens)
+    prompt_logprobs = next((d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None)
+    deltas_by_index: dict[int, list[Delta]] = {}
+    for delta in deltas:
+        deltas_by_index.setdefault(delta.index, []).append(delta)
+    outputs = [_collect_choice(index, of_one) for index, of_one in sorted(deltas_by_index.items())]
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt,
+        prompt_token_ids=prompt_token_ids,
+        outputs=outputs,
+        finished=bool(outputs) and all(output.finish_reason is not None for output in outputs),
+        num_cached_tokens=num_cached_tokens,
+        prompt_logprobs=None if prompt_logprobs is None else _prompt_logprob_maps(prompt_logprobs),
+    )
 
 
 def collect_embedding(message: Embedding) -> EmbeddingOutput:
@@ -110,9 +129,15 @@ def collect_embedding(message: Embedding) -> EmbeddingOutput:
 
 def stream_delta(delta: Delta) -> StreamDelta:
     """A delta as callers see it."""
-    logprobs = None if delta.logprobs is None else _logprob_maps(delta.logprobs)
     return StreamDelta(
-        delta.request_id, delta.index, delta.text, delta.token_ids, delta.finish_reason, delta.stop_reason, logprobs
+        request_id=delta.request_id,
+        index=delta.index,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        finish_reason=delta.finish_reason,
+        stop_reason=delta.stop_reason,
+        logprobs=None if delta.logprobs is None else [_logprob_map(at) for at in delta.logprobs],
+        prompt_logprobs=None if delta.prompt_logprobs is None else _prompt_logprob_maps(delta.prompt_logprobs),
     )
 
 
@@ -130,15 +155,16 @@ def _collect_choice(index: int, deltas: Sequence[Delta]) -> CompletionOutput:
         token_ids=token_ids,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
-        logprobs=_logprob_maps(logprobs) if logprobs else None,
+        logprobs=[_logprob_map(at) for at in logprobs] if logprobs else None,
     )
 
 
-def _logprob_maps(positions: Iterable[TokenLogprobs]) -> list[dict[int, Logprob]]:
-    return [
-        {
-            token_id: Logprob(logprob, rank)
-            for token_id, logprob, rank in zip(at.token_ids, at.logprobs, at.ranks, strict=True)
-        }
-        for at in positions
-    ]
+def _prompt_logprob_maps(positions: Iterable[TokenLogprobs | None]) -> list[dict[int, Logprob] | None]:
+    return [None if at is None else _logprob_map(at) for at in positions]
+
+
+def _logprob_map(at: TokenLogprobs) -> dict[int, Logprob]:
+    return {
+        token_id: Logprob(logprob, rank)
+        for token_id, logprob, rank in zip(at.token_ids, at.logprobs, at.ranks, strict=True)
+    }

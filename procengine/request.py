@@ -77,6 +77,7 @@ class Request:
         num_in_flight: results that a worker still owes, kept only while the request has no slot.
         block_hashes: content addresses of the full blocks of `token_ids`.
         num_cached_tokens: prompt tokens found in the cache at the first admission; None before it.
+        num_scored_tokens: prompt tokens whose logits were computed for this request.
     """
 
     key: int
@@ -99,10 +100,16 @@ class Request:
     slot: int = NO_SLOT
     is_finished: bool = False
     num_cached_tokens: int | None = None
+    num_scored_tokens: int = 0
     num_preemptions: int = 0
 
     def __post_init__(self) -> None:
         self.token_ids = self.prompt_token_ids
+
+    @property
+    def wants_prompt_logits(self) -> bool:
+        """Whether prompt logprobs are asked for and not all computed yet."""
+        return self.num_prompt_logprobs >= 0 and self.num_scored_tokens < self.prompt_token_ids.size
 
     @property
     def order(self) -> tuple[int, int]:

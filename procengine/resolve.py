@@ -57,8 +57,18 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     speculative_tokens: int = 0
     pooling: Literal["auto", "last", "mean"] = "auto"
     mock_step_ms: float = 0.0
+    logits_processors: tuple[str, ...] = ()
     max_queued_requests: int = 8192
     max_request_bytes: int = 4 << 20
+    max_n: int = 128
+    max_stop_strings: int = 16
+    max_stop_bytes: int = 4096
+    max_stop_token_ids: int = 64
+    max_logprobs: int = 20
+    max_bad_words: int = 128
+    max_logit_bias: int = 1024
+    max_grammar_bytes: int = 65536
+    grammar_timeout: float = 10.0
     start_timeout: float = 300.0
     drain_timeout: float = 10.0
 
@@ -91,8 +101,9 @@ def resolve(args: EngineArgs) -> EngineConfig:
             num_workers=args.workers,
             threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
             mock_step_ms=args.mock_step_ms,
+            logits_processors=args.logits_processors,
         ),
-        limits=LimitsConfig(max_queued_requests=args.max_queued_requests, max_request_bytes=args.max_request_bytes),
+        limits=_limits(args),
     )
 
 
@@ -112,6 +123,15 @@ def _check_ranges(args: EngineArgs) -> None:
         ("mock_step_ms", 0, 60_000),
         ("max_queued_requests", 1, None),
         ("max_request_bytes", 1024, 1 << 30),
+        ("max_n", 1, 1 << 16),
+        ("max_stop_strings", 0, 1 << 16),
+        ("max_stop_bytes", 0, 1 << 20),
+        ("max_stop_token_ids", 0, 1 << 16),
+        ("max_logprobs", 0, 1 << 16),
+        ("max_bad_words", 0, 1 << 16),
+        ("max_logit_bias", 0, 1 << 20),
+        ("max_grammar_bytes", 0, 1 << 24),
+        ("grammar_timeout", 0.01, 3600),
         ("start_timeout", 0.1, 86_400),
         ("drain_timeout", 0, 86_400),
     ):
@@ -147,6 +167,22 @@ def _scheduler(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
         async_depth=args.async_depth,
         decode_steps=args.decode_steps,
         num_speculative_tokens=args.speculative_tokens,
+    )
+
+
+def _limits(args: EngineArgs) -> LimitsConfig:
+    return LimitsConfig(
+        max_queued_requests=args.max_queued_requests,
+        max_request_bytes=args.max_request_bytes,
+        max_stop_strings=args.max_stop_strings,
+        max_stop_bytes=args.max_stop_bytes,
+        max_stop_token_ids=args.max_stop_token_ids,
+        max_logprobs=args.max_logprobs,
+        max_n=args.max_n,
+        max_bad_words=args.max_bad_words,
+        max_logit_bias=args.max_logit_bias,
+        max_grammar_bytes=args.max_grammar_bytes,
+        grammar_timeout_s=args.grammar_timeout,
     )
 
 

@@ -8,7 +8,7 @@ from the device's own table, and results leave through `StepOutput.wait`, which 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from procengine.kernels.kv_cache import write_kv
 from procengine.kernels.logits import apply_token_bitmask
 from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs, sample
 from procengine.kv_tensors import KVTensors
+from procengine.logits_processors import LogitsContext, LogitsProcessor, load_logits_processors
 from procengine.logits_state import LogitsState
 from procengine.messages import StepInput
 from procengine.models.llama import LlamaModel
@@ -73,6 +74,7 @@ class GenerateRunner:
         max_model_len: int,
         depth: int,
         device: torch.device,
+        processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         self._model = model
         self._cache = cache
@@ -80,6 +82,7 @@ class GenerateRunner:
         self._slots = SlotState(max_num_seqs, -(-max_model_len // cache.block_size), device)
         self._logits = LogitsState(max_num_seqs, vocab_size, device)
         self._staging = StagingRing(depth + 1, device)
+        self._processors = processors
 
     @torch.inference_mode()
     def run(self, header: StepInput, payload: Int32s) -> Iterator[StepOutput]:
@@ -93,6 +96,7 @@ class GenerateRunner:
         for micro_step in range(header.decode_steps):
             if micro_step:
                 rows = self._next_pass(rows, host["row_steps"], micro_step)
+                host = {**host, "masked_rows": host["masked_rows"][:0]}  # rows with a grammar take part in one pass
             wait = self._forward(rows, header, host, on_device)
             now = time.monotonic_ns()
             yield StepOutput(
@@ -196,6 +200,9 @@ class GenerateRunner:
         if host["masked_rows"].size:
             masked = on_device["masked_rows"].long()
             apply_token_bitmask(logits, masked, on_device["mask_words"].view(masked.numel(), -1))
+        for processor in self._processors:
+            keys = self._slots.keys[rows.host_sample_slots]
+            logits = processor(logits, LogitsContext(keys, rows.host_sample_positions))
         return logits
 
     def _attention_metadata(self, rows: _Pass) -> AttentionMetadata:
@@ -334,6 +341,7 @@ def open_runner(device: Device) -> GenerateRunner:
         max_model_len=config.scheduler.max_model_len,
         depth=config.scheduler.async_depth,
         device=device.torch_device,
+        processors=load_logits_processors(config.worker.logits_processors, config.model),
     )
 
 

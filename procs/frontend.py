@@ -90,7 +90,11 @@ class Frontend:
             loop,
             Tokenizer.load(config.model.tokenizer_path),
             _chat_template(child),
-            GrammarCompiler(Path(config.model.tokenizer_path).read_text(), config.model.eos_token_ids),
+            GrammarCompiler(
+                Path(config.model.tokenizer_path).read_text(),
+                config.model.eos_token_ids,
+                config.limits.max_grammar_bytes,
+            ),
             config.limits.grammar_timeout_s,
         )
         self._open_sockets()
@@ -123,6 +127,8 @@ class Frontend:
             ipc.send_frames(self._to_workers[rank], (encode(step.header), step.payload))
             now_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
             self._stats.step_sent(rank, step.header.step_id, step.is_steady, cpu_ns, now_ns)
+        for finish in self._engine.end_failed():
+            self._to_output.send(encode(finish))
         if self._is_draining and not self._has_drained and not self._engine.num_unfinished and not self._tokenizing:
             self._has_drained = True
             self._child.control.send(encode(Drained()))

@@ -18,6 +18,8 @@ __all__ = ["Conversation", "add_arguments", "run"]
 
 _TEMPERATURE = 0.7
 _CLEAR = "/clear"
+# A conversation goes on from one text, and shows nothing else.
+_WITHOUT = ("n", "logprobs", "prompt_logprobs", "detokenize")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("message", metavar="MESSAGE", nargs="?", help="one message instead of a conversation")
     parser.add_argument("--group", metavar="NAME", help="name or endpoint of the group [the only running one]")
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-    add_sampling_arguments(parser, temperature=_TEMPERATURE, max_tokens=None)
+    add_sampling_arguments(parser, temperature=_TEMPERATURE, max_tokens=None, without=_WITHOUT)
 
 
 def run(args: argparse.Namespace) -> int:

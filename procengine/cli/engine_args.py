@@ -27,7 +27,7 @@ _HELP: Final[Mapping[str, str]] = {
     "threads": "CPU threads of one worker (auto: the cores, shared)",
     "block_size": "tokens in one block of the KV cache",
     "num_blocks": "blocks in the KV pool of one worker (auto: what fits --kv-cache-memory)",
-    "kv_cache_memory": "bytes of KV cache of all workers together (auto: half of the free memory, at most 4 GiB)",
+    "kv_cache_memory": "bytes of KV cache of all workers together (auto: a quarter of the free memory, at most 2 GiB)",
     "enable_prefix_caching": "keep the KV blocks of finished prompts, and reuse them for equal beginnings",
     "max_num_seqs": "most requests that run at once in one worker",
     "max_num_batched_tokens": "token budget of one step (auto: 2048, or enough for one prompt without chunks)",
@@ -39,8 +39,18 @@ _HELP: Final[Mapping[str, str]] = {
     "speculative_tokens": "most tokens to propose a step, from earlier text (n-grams); 0 is no speculation",
     "pooling": "how embed reduces hidden states to one vector (auto: what the model says)",
     "mock_step_ms": "time a step of the mock device takes, in milliseconds",
+    "logits_processors": "callables of the operator that change logits, as module:name (see docs/PLUGINS.md)",
     "max_queued_requests": "most requests that wait; one more is refused as overload",
     "max_request_bytes": "most bytes of one request",
+    "max_n": "most choices of one request (n)",
+    "max_stop_strings": "most stop strings of one request",
+    "max_stop_bytes": "most bytes of a request's stop strings together, and of its bad words",
+    "max_stop_token_ids": "most stop_token_ids of one request",
+    "max_logprobs": "most alternatives a token (logprobs, prompt_logprobs); beam search takes twice its width",
+    "max_bad_words": "most bad_words of one request",
+    "max_logit_bias": "most entries of a request's logit_bias",
+    "max_grammar_bytes": "most bytes of a request's structured_outputs",
+    "grammar_timeout": "seconds that compiling a request's structured_outputs may take",
     "start_timeout": "seconds until a group that is not ready counts as failed",
     "drain_timeout": "seconds that running requests may take to finish once the group is told to end",
 }
@@ -51,6 +61,7 @@ class _ArgumentType(NamedTuple):
 
     parse: type | None  # None for bool
     choices: tuple[str, ...] | None
+    is_list: bool = False
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, *, mentions_model: bool = True) -> None:
@@ -75,6 +86,8 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, default: Any, kind: _Ar
     shown = f"{_HELP[name]} [{_shown(default)}]"
     if kind.parse is None:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=shown)
+    elif kind.is_list:
+        group.add_argument(flag, nargs="*", type=kind.parse, default=default, metavar=_metavar(kind.parse), help=shown)
     elif kind.choices:
         group.add_argument(flag, choices=kind.choices, default=default, help=shown)
     else:
@@ -82,17 +95,21 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, default: Any, kind: _Ar
 
 
 def _argument_type(hint: Any) -> _ArgumentType:
-    """`int | None` -> int, `Literal["a", "b"]` -> a choice, `bool` -> a switch."""
+    """`int | None` -> int, `Literal["a", "b"]` -> a choice, `bool` -> a switch, `tuple[str, ...]` -> a list of them."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
     if typing.get_origin(hint) is Literal:
         return _ArgumentType(str, typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return _ArgumentType(typing.get_args(hint)[0], None, is_list=True)
     return _ArgumentType(None if hint is bool else hint, None)
 
 
 def _shown(default: Any) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
+    if isinstance(default, tuple):
+        return " ".join(default) or "none"
     return "auto" if default is None else f"{default}"
 
 

@@ -15,7 +15,7 @@ import msgspec
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
 from procengine.cli.sampling_args import add_sampling_arguments, sampling_params_from
 from procengine.client import Client
-from procengine.client_bodies import generate_body, messages_body
+from procengine.client_bodies import Body, generate_body, messages_body, prompt_body
 from procengine.launch import launch_group
 from procengine.outputs import RequestOutput
 from procengine.resolve import resolve
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompts", metavar="PROMPT", nargs="+", help="text to go on from; - reads one from stdin")
     parser.add_argument("--chat", action="store_true", help="ask each prompt as a user's message, by the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object a prompt")
+    parser.add_argument("--echo", action="store_true", help="begin each text with the prompt's")
     add_sampling_arguments(parser, temperature=0.0, max_tokens=_MAX_TOKENS)
 
 
@@ -44,24 +45,24 @@ def run(args: argparse.Namespace) -> int:
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompts]
     config = resolve(engine_args_from(args, default_name=f"generate-{os.getpid()}"))
     with launch_group(config) as group, Client(group.endpoint) as client:
-        if len(prompts) == 1 and not args.json and sys.stdout.isatty():
-            _stream(client, prompts[0], params, is_chat=args.chat)
+        if len(prompts) == 1 and params.n == 1 and not args.json and sys.stdout.isatty():
+            _stream(client, prompts[0], params, is_chat=args.chat, echo=args.echo)
         else:
-            _print_all(_answers(client, prompts, params, is_chat=args.chat), prompts, as_json=args.json)
+            bodies = [_body(prompt, is_chat=args.chat) for prompt in prompts]
+            results = client.generate_bodies([generate_body(body, params, echo=args.echo) for body in bodies])
+            _print_all(results, prompts, as_json=args.json)
     return 0
 
 
-def _stream(client: Client, prompt: str, params: SamplingParams, *, is_chat: bool) -> None:
-    deltas = client.stream(messages=_messages(prompt), params=params) if is_chat else client.stream(prompt, params)
-    for delta in deltas:
+def _stream(client: Client, prompt: str, params: SamplingParams, *, is_chat: bool, echo: bool) -> None:
+    asked: dict[str, Any] = {"messages": _messages(prompt)} if is_chat else {"prompt": prompt}
+    for delta in client.stream(**asked, params=params, echo=echo):
         print(delta.text, end="", flush=True)
     print()
 
 
-def _answers(client: Client, prompts: list[str], params: SamplingParams, *, is_chat: bool) -> list[RequestOutput]:
-    if not is_chat:
-        return client.generate(prompts, params)
-    return client.generate_bodies([generate_body(messages_body(_messages(prompt)), params) for prompt in prompts])
+def _body(prompt: str, *, is_chat: bool) -> Body:
+    return messages_body(_messages(prompt)) if is_chat else prompt_body(prompt)
 
 
 def _messages(prompt: str) -> list[dict[str, str]]:
@@ -73,7 +74,8 @@ def _print_all(results: list[RequestOutput], prompts: list[str], *, as_json: boo
         if as_json:
             print(msgspec.json.encode(_as_object(prompt, result)).decode())
         else:
-            print(result.outputs[0].text)
+            for output in result.outputs:
+                print(output.text)
 
 
 def _as_object(prompt: str, result: RequestOutput) -> dict[str, Any]:
@@ -83,6 +85,7 @@ def _as_object(prompt: str, result: RequestOutput) -> dict[str, Any]:
         "request_id": result.request_id,
         "prompt": prompt,
         "prompt_token_ids": result.prompt_token_ids,
+        "prompt_logprobs": result.prompt_logprobs,
         "outputs": result.outputs,
         "usage": {
             "prompt_tokens": num_prompt,

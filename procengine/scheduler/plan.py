@@ -57,7 +57,7 @@ class StepPlan:
         decode_token_ids: int32, the decode rows' input tokens; None: the worker has them.
         row_steps: int32, forward passes each decode row takes part in, at most `decode_steps`.
         admitted: requests that got their slot in this step.
-        masked: (sample, request) of the samples that obey a grammar.
+        masked: (sample, int32 [words]) for samples that obey a grammar: bit i of word w allows token 32 * w + i.
     """
 
     decode_slots: NDArray[np.int32] = field(default_factory=lambda: _NO_ROWS)
@@ -67,7 +67,7 @@ class StepPlan:
     decode_steps: int = 1
     chunks: list[PrefillChunk] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)
-    masked: list[tuple[int, Request]] = field(default_factory=list)
+    masked: list[tuple[int, NDArray[np.int32]]] = field(default_factory=list)
     block_updates: list[BlockUpdate] = field(default_factory=list)
 
     @property

@@ -14,11 +14,14 @@ that fills it, because a worker writes the KV entries of all rows of a layer bef
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from procengine.errors import RequestFailedError
 from procengine.kv_cache.block_hashes import extend_block_hashes
 from procengine.kv_cache.block_pool import BlockPool
 from procengine.request import NO_SLOT, Request
@@ -69,6 +72,7 @@ class Scheduler:
         self._prefilling: list[Request] = []
         self._decode_slots: Int32s = np.zeros(0, np.int32)
         self._num_grammar_rows = 0
+        self.failed: list[tuple[Request, str]] = []  # requests that cannot go on, and why; whoever ends them clears it
         self._owed_by_key: dict[int, Request] = {}  # preempted requests whose results are still under way
 
     # --- requests in and out
@@ -144,13 +148,14 @@ class Scheduler:
             slots, num_left = slots[is_ready], num_left[is_ready]
         decode_steps = 1 if self.limits.decode_steps == 1 or self.would_prefill else self.limits.decode_steps
         row_steps = np.minimum(num_left, np.int32(decode_steps))
-        drafts = propose_drafts(table, slots, num_left, self.limits.num_speculative_tokens)
         if self._num_waiting_rows:
             row_steps[self._must_wait(slots)] = 1
+        drafts = propose_drafts(table, slots, num_left, self.limits.num_speculative_tokens)
+        if drafts:
             row_steps += np.array([drafts[s].size if s in drafts else 0 for s in slots.tolist()], np.int32)
         slots, row_steps = self._reserve_decode_blocks(plan, slots, row_steps)
         if drafts:
-            slots, row_steps = self._schedule_drafts(plan, slots, row_steps, drafts)
+            slots, row_steps = self._schedule_drafts(plan, slots, drafts)
         if not slots.size:
             return
         plan.decode_slots, plan.row_steps = slots, row_steps
@@ -177,18 +182,21 @@ class Scheduler:
         is_back: NDArray[np.bool_] = self.table.num_tokens[slots] == self.table.num_computed[slots] + 1
         return is_back | ~self._must_wait(slots)
 
-    def _schedule_drafts(
-        self, plan: StepPlan, slots: Int32s, row_steps: Int32s, drafts: dict[int, Int32s]
-    ) -> tuple[Int32s, Int32s]:
-        """Turn rows with proposals into chunks that sample everywhere. Returns the rows that are left."""
-        has_drafts = np.array([slot in drafts for slot in slots.tolist()], np.bool_)
+    def _schedule_drafts(self, plan: StepPlan, slots: Int32s, drafts: dict[int, Int32s]) -> tuple[Int32s, Int32s]:
+        """Turn rows with proposals into chunks that sample everywhere. Returns the rows that are left, a pass each."""
         budget = self.limits.max_num_batched_tokens - slots.size
-        for slot in slots[has_drafts].tolist():
-            chunk = draft_chunk(self.table, slot, drafts[slot][: max(budget, 0)])
-            plan.chunks.append(chunk)
-            budget -= chunk.token_ids.size - 1
-            self.counters.num_draft_tokens += chunk.token_ids.size - 1
-        return slots[~has_drafts], row_steps[~has_drafts]
+        is_left = np.ones(slots.size, np.bool_)
+        for row, slot in enumerate(slots.tolist()):
+            if budget <= 0:
+                break  # a row whose proposals find no room is an ordinary one
+            if slot in drafts:
+                chunk = draft_chunk(self.table, slot, drafts[slot][:budget])
+                plan.chunks.append(chunk)
+                num_drafted = chunk.token_ids.size - 1
+                budget -= num_drafted
+                self.counters.num_draft_tokens += num_drafted
+                is_left[row] = False
+        return slots[is_left], np.ones(np.count_nonzero(is_left), np.int32)
 
     def _mark_masked(self, plan: StepPlan) -> None:
         if not self._num_grammar_rows:
@@ -196,7 +204,16 @@ class Scheduler:
         for sample, slot in enumerate(plan.sample_slots().tolist()):
             request = self.table.requests[slot]
             if request is not None and request.grammar is not None:
-                plan.masked.append((sample, request))
+                mask = np.zeros(request.grammar.num_mask_words, np.int32)
+                self._ask_grammar(request, request.grammar.fill_mask, mask)
+                plan.masked.append((sample, mask))
+
+    def _ask_grammar(self, request: Request, ask: Callable[[Any], None], argument: Any) -> None:
+        """Run a grammar, which may give up on a text. Then its request must end; what the row samples is dropped."""
+        try:
+            ask(argument)
+        except RequestFailedError as error:
+            self.failed.append((request, str(error)))
 
     def _reserve_decode_blocks(self, plan: StepPlan, slots: Int32s, row_steps: Int32s) -> tuple[Int32s, Int32s]:
         """Give each row the blocks its tokens need, preempting the last in order of service while there are not enough.
@@ -206,7 +223,8 @@ class Scheduler:
         table = self.table
         while True:
             last_positions = table.num_computed[slots] + row_steps - 1
-            num_missing = last_positions // table.block_size + 1 - table.num_blocks[slots]
+            # A row whose proposals were rejected has blocks to spare; what it has is no block for another one.
+            num_missing = np.maximum(last_positions // table.block_size + 1 - table.num_blocks[slots], 0)
             if not num_missing.any():
                 return slots, row_steps
             if num_missing.sum() <= self.pool.num_available:
@@ -249,9 +267,11 @@ class Scheduler:
         A prefix that another request is computing is not computed twice: a prompt that is not finished takes the whole
         budget of a step, so nobody is admitted before its blocks are published.
         """
-        if request.num_prompt_logprobs >= 0 and request.num_cached_tokens is None:
-            return []  # what the cache holds are keys and values; the prompt's logits must be computed
-        return self.pool.match(self._hashes(request)[: (len(request.token_ids) - 1) // self.limits.block_size])
+        num_usable = len(request.token_ids) - 1
+        if request.wants_prompt_logits:
+            # What the cache holds are keys and values; logits that nobody has seen yet must be computed.
+            num_usable = min(num_usable, request.num_scored_tokens)
+        return self.pool.match(self._hashes(request)[: num_usable // self.limits.block_size])
 
     def _hashes(self, request: Request) -> list[bytes]:
         """Content addresses of the full blocks of a waiting request, kept with it."""
@@ -306,10 +326,12 @@ class Scheduler:
             length = budget
         end = start + length
         is_last = end == num_tokens
-        num_prompt_logprobs = request.num_prompt_logprobs
-        targets = request.prompt_token_ids[start + 1 : end + 1] if num_prompt_logprobs >= 0 else _NO_TOKENS
+        targets = request.prompt_token_ids[start + 1 : end + 1] if request.wants_prompt_logits else _NO_TOKENS
+        request.num_scored_tokens = max(request.num_scored_tokens, end)
         plan.chunks.append(
-            PrefillChunk(slot, start, table.token_ids[slot, start:end], int(is_last), targets, num_prompt_logprobs)
+            PrefillChunk(
+                slot, start, table.token_ids[slot, start:end], int(is_last), targets, request.num_prompt_logprobs
+            )
         )
         table.num_computed[slot] = end
         self._publish(request, start // table.block_size, end // table.block_size)
@@ -367,7 +389,7 @@ class Scheduler:
         for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
             request = self.table.requests[slot]
             if request is not None and request.grammar is not None:
-                request.grammar.consume(token_id)
+                self._ask_grammar(request, request.grammar.consume, token_id)
 
     def _apply_owed(
         self, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s, is_row_done: NDArray[np.bool_]
@@ -381,7 +403,7 @@ class Scheduler:
             assert positions[row] == len(request.token_ids), "a worker skipped or repeated a token"
             request.token_ids = np.append(request.token_ids, token_ids[row])
             if request.grammar is not None:
-                request.grammar.consume(int(token_ids[row]))
+                self._ask_grammar(request, request.grammar.consume, int(token_ids[row]))
             self.counters.output_tokens += 1
             if is_row_done[row]:
                 request.num_in_flight -= 1
@@ -417,6 +439,8 @@ class Scheduler:
             if table.has_drafts[slot]:
                 request.num_in_flight = 1  # one result, of as many tokens as the worker accepts
         num_confirmed = int(min(table.num_computed[slot], table.num_tokens[slot]))
+        if table.has_drafts[slot]:  # it may end by a token that stands where another one was proposed and computed
+            num_confirmed = int(table.num_tokens[slot]) - 1
         blocks = table.held_blocks(slot)
         if self.limits.enable_prefix_caching:
             # Output blocks are hashed here, once, and not as they fill: a steady step pays nothing for the cache.

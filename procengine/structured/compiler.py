@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from procengine.errors import InvalidRequestError
 from procengine.structured.grammar import Grammar
+from procengine.structured.limits import check_multiples, multiples_in_grammar, multiples_in_schema, parser_limits
 from procengine.structured.spec import StructuredOutputs
 
 if TYPE_CHECKING:
-    from llguidance import LLParserLimits, LLTokenizer
+    from llguidance import LLTokenizer
 
 __all__ = ["GrammarCompiler"]
 
@@ -50,7 +51,7 @@ class GrammarCompiler:
 
         source = self._source(spec)
         tokenizer = self._tokenizer()
-        matcher = LLMatcher(tokenizer, source, log_level=0, limits=_limits())
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=parser_limits())
         if not matcher.is_error():
             matcher.compute_bitmask()  # builds what the first step would wait for, and finds grammars without a text
         if matcher.is_error():
@@ -81,7 +82,8 @@ class GrammarCompiler:
         if spec.regex is not None:
             return LLMatcher.grammar_from_regex(self._checked("regex", spec.regex))
         if spec.grammar is not None:
-            return LLMatcher.grammar_from_lark(_to_lark(self._checked("grammar", spec.grammar)))
+            check_multiples("grammar", multiples_in_grammar(self._checked("grammar", spec.grammar)))
+            return LLMatcher.grammar_from_lark(_to_lark(spec.grammar))
         schema = "{}" if spec.json_schema is None else self._checked("json_schema", _schema_text(spec.json_schema))
         if spec.json_object:
             schema = '{"type": "object"}'
@@ -102,21 +104,6 @@ class GrammarCompiler:
         return text
 
 
-def _limits() -> LLParserLimits:
-    """llguidance's own, for one mask about 20 ms of work; its states cost 1-2 kB each, so a tenth of its default."""
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(
-        max_items_in_row=2_000,
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        step_max_items=50_000,
-        max_lexer_states=25_000,
-        max_grammar_size=500_000,
-        verbose_errors=False,
-    )
-
-
 def _schema_text(schema: dict[str, Any] | str) -> str:
     """The schema as JSON text, rebuilt: llguidance pastes what it is given into a larger text."""
     try:
@@ -126,6 +113,7 @@ def _schema_text(schema: dict[str, Any] | str) -> str:
         raise InvalidRequestError(f"json_schema: not a JSON value: {error}") from error
     if not isinstance(value, dict):
         raise InvalidRequestError(f"json_schema: must be a JSON object, got {text[:100]}")
+    check_multiples("json_schema", multiples_in_schema(value))
     return text
 
 

@@ -92,6 +92,10 @@ class EmbedPlanner:
         request.is_finished = True
         self._running.discard(request.key)
 
+    def take_failed(self) -> list[tuple[EmbedRequest, str]]:
+        """None: a sequence that was accepted can be embedded."""
+        return []
+
     def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None:
         """The next step, or None if nothing waits."""
         rows = self._take_rows()

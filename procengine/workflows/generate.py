@@ -178,13 +178,20 @@ class GeneratePlanner:
         """Take a request out (abort, stop string)."""
         self.scheduler.finish(request)
 
+    def take_failed(self) -> list[tuple[Request, str]]:
+        """Requests that cannot go on, and why; to be finished by the caller."""
+        failed, self.scheduler.failed = self.scheduler.failed, []
+        return failed
+
     def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None:
         """The next step, or None if nothing can run now."""
         plan = self.scheduler.schedule()
         if plan is None:
             return None
         header, payload = self._builder.build(plan, self.scheduler.table, step_id=step_id, epoch=epoch)
-        return PlannedStep(header, payload, _sent_step(plan, self.scheduler.table), plan.admitted, is_steady=_is_steady(header))
+        return PlannedStep(
+            header, payload, _sent_step(plan, self.scheduler.table), plan.admitted, is_steady=_is_steady(header)
+        )
 
     def apply(self, sent: object, header: StepResult, payload: NDArray[np.int32]) -> list[tuple[Request, str]]:
         """Take in one forward pass's tokens; returns the requests that ended."""

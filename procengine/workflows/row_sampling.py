@@ -88,9 +88,10 @@ def _logits_features(params: SamplingParams) -> int:
     has_penalty = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
     features = PENALTIES if has_penalty else 0
     features |= BIAS if params.logit_bias or params.allowed_token_ids is not None else 0
-    features |= EARLY_STOPS if params.min_tokens else 0
     features |= BAD_WORDS if params.bad_words else 0
-    features |= GRAMMAR if params.structured_outputs is not None else 0
+    if params.structured_outputs is not None:
+        return features | GRAMMAR  # a grammar alone says when the text may end: a ban could leave it no token at all
+    features |= EARLY_STOPS if params.min_tokens else 0
     return features
 
 

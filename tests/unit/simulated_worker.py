@@ -2,7 +2,9 @@
 
 The worker keeps, for each place of its KV pool, the (token, position) last written there. Before it samples, it looks
 at all that a row sees through its block table and compares it with the request's true sequence: a block shared wrongly,
-reused too early or off by one is an AssertionError in the step that reads it, not a strange token later.
+reused too early or off by one is an AssertionError in the step that reads it, not a strange token later. The entries of
+proposed tokens that were not accepted become nothing at once, so that whoever reads them before they are written again
+is found too.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,18 @@ from numpy.typing import NDArray
 
 from procengine.messages import StepInput, StepResult, decode_from_worker, decode_step, encode
 from procengine.pipeline import Pipeline
-from procengine.request import Request, RowSampling
+from procengine.request import Request, RowRules, RowSampling
+from procengine.row_features import EARLY_STOPS, GRAMMAR, NEEDS_HISTORY, PENALTIES
 from procengine.scheduler.scheduler import Scheduler, SchedulerLimits
-from procengine.step_output import StepOutput, WorkerIdentity
+from procengine.step_output import PromptLogprobs, SampledTokens, StepOutput, WorkerIdentity, accepted_samples
 from procengine.step_payload import (
     BLOCK_UPDATE_WIDTH,
     RESULT_SECTIONS,
     SLOT_ROW,
     STEP_SECTIONS,
+    SlotList,
     cut_sections,
+    iter_slot_lists,
     join_int64,
 )
 from procengine.workflows.generate import GeneratePlanner
@@ -48,23 +53,75 @@ def token_by_position(seed: int, prefix: Int32s) -> int:
     return (seed * 7919 + prefix.size * 104_729) % VOCAB
 
 
+def token_of_few(seed: int, prefix: Int32s) -> int:
+    """One of five tokens, mostly by the two before it: n-grams come again, and what follows is often the same."""
+    seen = prefix if zlib.crc32(prefix.tobytes(), seed) % 5 == 0 else prefix[-2:]
+    return 10 + zlib.crc32(seen.tobytes(), seed & 0xFFFFFFFF) % 5
+
+
+class ToyMasks:
+    """A grammar in which the tokens so far say which third of the vocabulary may come next. It records its calls."""
+
+    num_mask_words = -(-VOCAB // 32)
+
+    def __init__(self) -> None:
+        self.fed: list[int] = []
+        self.masked_at: list[int] = []  # how many tokens it had when a mask was taken
+
+    def allows(self, token: int) -> bool:
+        return token % 3 == zlib.crc32(bytes(str(self.fed), "ascii")) % 3
+
+    def fill_mask(self, row: NDArray[np.int32]) -> None:
+        assert row.shape == (self.num_mask_words,)
+        self.masked_at.append(len(self.fed))
+        bits = np.array([self.allows(token) for token in range(32 * self.num_mask_words)])
+        row[:] = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def consume(self, token_id: int) -> None:
+        assert self.allows(token_id), f"token {token_id} is not what comes after {self.fed}"
+        self.fed.append(token_id)
+
+
 class TrueSequences:
-    """What each request's sequence is, whatever the engine does: the prompt, then the rule applied over and over."""
+    """What each request's sequence is, whatever the engine does: the prompt, then the rule applied over and over.
+
+    A token that the request's rules forbid gives way to the next one that they allow.
+    """
 
     def __init__(self, rule: TokenRule) -> None:
-        self._rule = rule
+        self.rule = rule
+        self.seeds: dict[int, int] = {}
         self._known: dict[int, Int32s] = {}
-        self._seeds: dict[int, int] = {}
+        self._grammars: dict[int, ToyMasks] = {}
+        self._early: dict[int, tuple[int, tuple[int, ...]]] = {}
 
-    def add(self, key: int, prompt: Int32s, seed: int) -> None:
+    def add(
+        self,
+        key: int,
+        prompt: Int32s,
+        seed: int,
+        *,
+        has_grammar: bool = False,
+        early_stops: tuple[int, tuple[int, ...]] = (0, ()),
+    ) -> None:
         self._known[key] = prompt.copy()
-        self._seeds[key] = seed
+        self.seeds[key] = seed
+        self._early[key] = early_stops
+        if has_grammar:
+            self._grammars[key] = ToyMasks()
 
     def first(self, key: int, count: int) -> Int32s:
         """The first `count` tokens."""
-        known = self._known[key]
+        known, grammar = self._known[key], self._grammars.get(key)
+        end, stops = self._early[key]
         while known.size < count:
-            known = np.append(known, np.int32(self._rule(self._seeds[key], known)))
+            banned = stops if known.size < end else ()
+            token = self.rule(self.seeds[key], known)
+            while token in banned or (grammar is not None and not grammar.allows(token)):
+                token = (token + 1) % VOCAB
+            if grammar is not None:
+                grammar.consume(token)
+            known = np.append(known, np.int32(token))
         self._known[key] = known
         return known[:count]
 
@@ -75,7 +132,7 @@ class TrueSequences:
         while True:
             token = int(self.first(request.key, position + 1)[position])
             position += 1
-            if token in request.stop_token_ids:
+            if token in request.stop_token_ids and position > request.min_position:
                 return self.first(request.key, position)[num_prompt:].tolist(), "stop"
             if position >= request.end_position:
                 return self.first(request.key, position)[num_prompt:].tolist(), "length"
@@ -87,7 +144,10 @@ class SimulatedWorker:
     def __init__(self, limits: SchedulerLimits, truth: TrueSequences, *, rank: int = 0) -> None:
         self.num_computed_tokens = 0
         self.num_computed_by_key: dict[int, int] = {}
+        self.num_accepted = self.num_rejected = 0  # proposals
         self.headers: list[StepInput] = []
+        self.slot_lists: list[tuple[SlotList, int, list[int]]] = []  # with the key in place of the slot
+        self._features = np.zeros(limits.max_num_seqs, np.int32)
         self._identity = WorkerIdentity(rank, 0)
         self._limits = limits
         self._truth = truth
@@ -112,6 +172,10 @@ class SimulatedWorker:
             sections["positions"],
             sections["seq_lens"],
         )
+        self._check_prompt_targets(sections)
+        if sections["sample_counts"].size:
+            yield self._run_drafts(header, sections, input_ids)
+            return
         sampled = sections["sample_rows"]
         for micro_step in range(header.decode_steps):
             if micro_step:
@@ -129,7 +193,99 @@ class SimulatedWorker:
                 np.int32,
             )
             self._last_tokens[slots[sampled]] = tokens
-            yield self._result(header, micro_step, slots[sampled], seq_lens[sampled], tokens)
+            masks = sections if micro_step == 0 else None
+            self._check_masks(slots[sampled], tokens, masks)
+            yield self._result(
+                header, micro_step, slots[sampled], seq_lens[sampled], self._sampled_tokens(tokens, sections)
+            )
+
+    def _run_drafts(
+        self, header: StepInput, sections: dict[str, Int32s], input_ids: Int32s
+    ) -> tuple[bytes, bytes]:
+        """A step in which some rows try proposed tokens: what they give is computed from what they see."""
+        slots, ends, seq_lens = sections["slots"], sections["query_start_loc"][1:], sections["seq_lens"]
+        self._write(np.repeat(slots, np.diff(sections["query_start_loc"])), sections["positions"], input_ids)
+        counts = dict(zip(sections["sample_rows"].tolist(), sections["sample_counts"].tolist(), strict=True))
+        sampled: list[tuple[int, int, int, int]] = []  # slot, position, token, what was proposed there
+        for row, (slot, end, seq_len) in enumerate(zip(slots.tolist(), ends.tolist(), seq_lens.tolist(), strict=True)):
+            count = counts.get(row, 0)
+            known = seq_len - max(count - 1, 0)
+            self._check_context(slot, known)
+            if count == 1:
+                sampled.append((slot, seq_len, self._sample(slot, seq_len), _NOTHING))
+            elif count > 1:
+                assert not self._features[slot], "a row whose logits depend on its tokens must not try proposals"
+                sampled += self._try_proposals(slot, known, input_ids[end - count + 1 : end])
+        columns = np.array(sampled, np.int32)
+        proposed, tokens = columns[:, 3].copy(), columns[:, 2].copy()
+        is_accepted = accepted_samples(tokens, proposed, sections["sample_counts"])
+        self._forget_rejected(columns[:, 0], columns[:, 1], is_accepted)
+        self._last_tokens[columns[:, 0]] = _NOTHING  # never to be asked for: such a step says its tokens itself
+        self._check_masks(columns[:, 0], tokens, sections)
+        return self._result(
+            header, 0, columns[:, 0].copy(), columns[:, 1].copy(), self._sampled_tokens(tokens, sections, is_accepted)
+        )
+
+    def _try_proposals(self, slot: int, known: int, proposals: Int32s) -> list[tuple[int, int, int, int]]:
+        key = int(self._keys[slot])
+        context = self._seen(slot, known + proposals.size)[0]
+        assert context[known:].tolist() == proposals.tolist()
+        tokens = [self._truth.rule(self._truth.seeds[key], context[: known + at]) for at in range(proposals.size + 1)]
+        return [
+            (slot, known + at, token, proposed)
+            for at, (token, proposed) in enumerate(zip(tokens, [*proposals.tolist(), _NOTHING], strict=True))
+        ]
+
+    def _forget_rejected(self, slots: Int32s, positions: Int32s, is_accepted: NDArray[np.bool_]) -> None:
+        """What was computed of proposals that do not count is nothing that anybody may read."""
+        for slot, position, accepted in zip(slots.tolist(), positions.tolist(), is_accepted.tolist(), strict=True):
+            if not accepted:  # its input, one position before, is a proposal that was not accepted
+                self.num_rejected += 1
+                block = self._block_tables[slot, (position - 1) // self._limits.block_size]
+                self._tokens[block, (position - 1) % self._limits.block_size] = _NOTHING
+        changes = np.append(slots[1:] != slots[:-1], True)
+        self.num_accepted += int(is_accepted.sum() - changes.sum())
+
+    def _check_masks(self, slots: Int32s, tokens: Int32s, sections: dict[str, Int32s] | None) -> None:
+        """Every sample of a row with a grammar comes with a mask, which allows the request's true token and no other
+        than the grammar does."""
+        needs = np.flatnonzero(self._features[slots] & GRAMMAR)
+        if sections is None:
+            assert not needs.size, "a row with a grammar takes part in a pass without its mask"
+            return
+        masked = sections["masked_rows"]
+        assert masked.tolist() == needs.tolist()
+        if not masked.size:
+            return
+        words = sections["mask_words"].reshape(masked.size, -1)
+        for slot, token, row in zip(slots[masked].tolist(), tokens[masked].tolist(), words, strict=True):
+            allowed = np.flatnonzero(np.unpackbits(row.copy().view(np.uint8), bitorder="little")[:VOCAB])
+            assert token in allowed, f"the mask of request {self._keys[slot]} is not that of its newest token"
+
+    def _check_prompt_targets(self, sections: dict[str, Int32s]) -> None:
+        at = 0
+        for row, count, width in sections["prompt_rows"].reshape(-1, 3).tolist():
+            targets = sections["prompt_targets"][at : at + count]
+            first = int(sections["positions"][sections["query_start_loc"][row]]) + 1
+            truth = self._truth.first(int(self._keys[sections["slots"][row]]), first + count)
+            assert targets.tolist() == truth[first:].tolist()
+            assert width >= 0
+            assert count > 0
+            at += count
+        assert at == sections["prompt_targets"].size
+
+    def _sampled_tokens(
+        self, tokens: Int32s, sections: dict[str, Int32s], is_accepted: NDArray[np.bool_] | None = None
+    ) -> SampledTokens:
+        wanted = sections["prompt_rows"].reshape(-1, 3)
+        if not wanted.size:
+            return SampledTokens(tokens, is_accepted)
+        keys = self._keys[sections["slots"][wanted[:, 0]]].view(np.int32).reshape(-1, 2)
+        firsts = sections["positions"][sections["query_start_loc"][wanted[:, 0]]] + 1
+        spans = np.column_stack((keys, firsts, wanted[:, 1])).astype(np.int32)
+        shown = np.repeat(sections["prompt_targets"][:, None], int(wanted[:, 2].max()) + 1, axis=1)
+        prompt = PromptLogprobs(spans, shown, -shown.astype(np.float32), np.ones(shown.shape, np.int32))
+        return SampledTokens(tokens, is_accepted, None, prompt)
 
     def _check_header(self, header: StepInput, sections: dict[str, Int32s]) -> None:
         lengths = np.diff(sections["query_start_loc"])
@@ -140,7 +296,16 @@ class SimulatedWorker:
         assert header.max_query_len == lengths.max()
         assert header.max_seq_len == sections["seq_lens"].max()
         assert (lengths[: header.num_decode_rows] == 1).all()
-        assert (sections["input_ids"][: header.num_decode_rows] < 0).all(), "a decode row brings its token along"
+        references = sections["input_ids"][: header.num_decode_rows] < 0
+        if self._limits.num_speculative_tokens:
+            assert not references.any(), "the worker's own record of a row may be a rejected token"
+        else:
+            assert references.all(), "a decode row brings its token along"
+        if sections["sample_counts"].size:
+            assert sections["sample_counts"].size == sections["sample_rows"].size
+            assert (1 <= sections["sample_counts"]).all()
+            assert (sections["sample_counts"] <= lengths[sections["sample_rows"]]).all()
+            assert (sections["sample_counts"] <= 1 + self._limits.num_speculative_tokens).all()
         assert (sections["input_ids"][header.num_decode_rows :] >= 0).all()
         assert np.unique(sections["slots"]).size == header.num_rows, "a slot has two rows"
         if header.decode_steps == 1:
@@ -156,9 +321,23 @@ class SimulatedWorker:
         for row in rows:
             self._keys[row[0]] = join_int64(row[low : low + 2])[0]
             self._block_tables[row[0]] = _NOTHING  # stricter than a real worker: nothing of the holder before is left
+            self._features[row[0]] = row[SLOT_ROW.index("features")]
+        self._take_lists(sections["slot_lists"], rows[:, 0].tolist())
         for slot, index, block in sections["block_updates"].reshape(-1, BLOCK_UPDATE_WIDTH).tolist():
             assert 0 <= block < self._limits.num_blocks
             self._block_tables[slot, index] = block
+
+    def _take_lists(self, section: Int32s, placed: list[int]) -> None:
+        histories: set[int] = set()
+        for kind, slot, data in iter_slot_lists(section):
+            assert slot in placed
+            key = int(self._keys[slot])
+            self.slot_lists.append((kind, key, data.tolist()))
+            if kind is SlotList.HISTORY:
+                histories.add(slot)
+                assert data[1:].tolist() == self._truth.first(key, data.size - 1).tolist()
+        needs = {slot for slot in placed if self._features[slot] & NEEDS_HISTORY}
+        assert histories == needs, "a row that counts its tokens must know those it has"
 
     def _resolve(self, input_ids: Int32s) -> Int32s:
         is_reference = input_ids < 0
@@ -181,22 +360,24 @@ class SimulatedWorker:
 
     def _check_context(self, slot: int, seq_len: int) -> None:
         key = int(self._keys[slot])
-        blocks = self._block_tables[slot, : -(-seq_len // self._limits.block_size)]
-        assert (blocks >= 0).all(), f"request {key} has no block for a position it reads"
-        seen, positions = self._tokens[blocks].ravel()[:seq_len], self._positions[blocks].ravel()[:seq_len]
+        seen, positions = self._seen(slot, seq_len)
         wrong = (positions != np.arange(seq_len)) | (seen != self._truth.first(key, seq_len))
         assert not wrong.any(), f"request {key} sees another context at position {int(np.argmax(wrong))} of {seq_len}"
+
+    def _seen(self, slot: int, seq_len: int) -> tuple[Int32s, Int32s]:
+        """(token, position) written last in each place that a row reads."""
+        blocks = self._block_tables[slot, : -(-seq_len // self._limits.block_size)]
+        assert (blocks >= 0).all(), f"request {self._keys[slot]} has no block for a position it reads"
+        return self._tokens[blocks].ravel()[:seq_len], self._positions[blocks].ravel()[:seq_len]
 
     def _sample(self, slot: int, seq_len: int) -> int:
         return int(self._truth.first(int(self._keys[slot]), seq_len + 1)[seq_len])
 
     def _result(
-        self, header: StepInput, micro_step: int, slots: Int32s, positions: Int32s, tokens: Int32s
+        self, header: StepInput, micro_step: int, slots: Int32s, positions: Int32s, tokens: SampledTokens
     ) -> tuple[bytes, bytes]:
         is_last = micro_step == header.decode_steps - 1
-        output = StepOutput(
-            header.step_id, micro_step, is_last, self._keys[slots], positions, lambda: (tokens, None), 1000
-        )
+        output = StepOutput(header.step_id, micro_step, is_last, self._keys[slots], positions, lambda: tokens, 1000)
         result, payload = output.to_message(self._identity)
         return encode(result), payload.tobytes()
 
@@ -208,6 +389,7 @@ class Received:
     request: Request
     token_ids: list[int]
     finish_reason: str | None = None
+    scored: list[int] = field(default_factory=list)  # positions whose prompt logprobs came, in order of arrival
 
 
 def limits(**changes: Any) -> SchedulerLimits:
@@ -276,24 +458,36 @@ class Driver:
         stop_token_ids: tuple[int, ...] = (),
         priority: int = 0,
         cache_salt: bytes = b"",
+        min_tokens: int = 0,
+        has_grammar: bool = False,
+        has_penalties: bool = False,
+        num_prompt_logprobs: int = -1,
     ) -> Request:
         """Submit a request, bounded as `workflows.generate.accept` does it."""
         prompt = np.asarray(prompt, np.int32)
         own_limits = self.scheduler.limits
         end = min(prompt.size + max_tokens, own_limits.max_model_len, own_limits.pool_tokens)
+        features = (EARLY_STOPS if min_tokens else 0) | (GRAMMAR if has_grammar else 0)
+        features |= PENALTIES if has_penalties else 0
+        min_position = prompt.size + min_tokens
         request = Request(
             key=self._num_keys,
             client=b"client",
             request_id=str(self._num_keys),
             prompt_token_ids=prompt,
             end_position=end,
-            sampling=RowSampling(seed),
+            sampling=RowSampling(seed, features=features),
+            min_position=min_position,
+            rules=RowRules(early_stop_ids=stop_token_ids if min_tokens else ()),
+            grammar=ToyMasks() if has_grammar else None,
+            num_prompt_logprobs=num_prompt_logprobs,
             stop_token_ids=stop_token_ids,
             priority=priority,
             cache_salt=cache_salt,
         )
         self._num_keys += 1
-        self.truth.add(request.key, prompt, seed)
+        early = (min_position, stop_token_ids) if min_tokens else (0, ())
+        self.truth.add(request.key, prompt, seed, has_grammar=has_grammar, early_stops=early)
         self.received[request.key] = Received(request, [])
         self.planner.add(request)
         self.scheduler.check_integrity()
@@ -347,7 +541,13 @@ class Driver:
         assert self.pipeline.num_in_flight == 0
         assert self.scheduler.pool.num_used == 0
         for received in self.received.values():
-            token_ids, reason = self.truth.output(received.request)
+            request = received.request
+            token_ids, reason = self.truth.output(request)
+            if isinstance(request.grammar, ToyMasks):
+                assert request.grammar.fed == received.token_ids, "fed with all of its tokens, in order"
+            if request.num_prompt_logprobs >= 0 and received.token_ids:
+                assert sorted(set(received.scored)) == list(range(1, request.prompt_token_ids.size))
+                assert request.num_preemptions or len(set(received.scored)) == len(received.scored)
             if received.finish_reason in ("stop", "length"):
                 assert (received.token_ids, received.finish_reason) == (token_ids, reason)
             else:
@@ -361,6 +561,9 @@ class Driver:
         sections = cut_sections(RESULT_SECTIONS, header.sizes, payload)
         keys = join_int64(sections["key_words"]).tolist()
         ended: set[tuple[int, str]] = set()
+        for low, high, first, count in sections["prompt_spans"].reshape(-1, 4).tolist():
+            key = int(join_int64(np.array([low, high], np.int32))[0])
+            self.received[key].scored += range(first, first + count)
         for key, position, token in zip(
             keys, sections["positions"].tolist(), sections["token_ids"].tolist(), strict=True
         ):
@@ -370,7 +573,7 @@ class Driver:
             request = received.request
             assert position == request.prompt_token_ids.size + len(received.token_ids), "a hole or a repeat"
             received.token_ids.append(token)
-            if token in request.stop_token_ids:
+            if token in request.stop_token_ids and position >= request.min_position:
                 received.finish_reason = "stop"
             elif position + 1 >= request.end_position:
                 received.finish_reason = "length"

@@ -34,7 +34,7 @@ from procengine.text_outputs import TextOutputs
 from procengine.workflows.embed import EmbedBody
 from procengine.workflows.generate import GenerateBody
 from procengine.workflows.parts import load_frontend_parts
-from procengine.workflows.prompt import ModelFacts
+from procengine.workflows.prompt import ModelFacts, Prepared
 from tests.tiny_tokenizers import byte_alphabet, byte_level
 from tests.unit.simulated_worker import SimulatedWorker, TrueSequences, limits
 
@@ -67,10 +67,11 @@ class Group:
 
     def submit(self, name: str, prompt: list[int], client: bytes = b"c", seed: int = 0, **params: Any) -> Register:
         body = GenerateBody(prompt_token_ids=prompt, sampling_params=SamplingParams(**params))
-        register = self.engine.accept("generate", body, prompt, client, name, seed)
-        self.truth.add(register.key, np.array(prompt, np.int32), seed)
-        self.told.append(register)
-        return register
+        registers = self.engine.accept("generate", body, Prepared(prompt), client, name, seed)
+        for register in registers:
+            self.truth.add(register.key, np.array(prompt, np.int32), seed + register.index)
+        self.told += registers
+        return registers[0]
 
     def pump(self) -> list[int]:
         """Send what can be sent; returns the ranks it went to."""
@@ -223,8 +224,8 @@ def test_group_and_output_process_agree_in_whatever_order_messages_come(seed: in
 
     def abort() -> None:
         name = str(rng.randrange(16))
-        if (finish := group.engine.abort(b"c", name)) is not None:
-            group.told.append(finish)
+        if finishes := group.engine.abort(b"c", name):
+            group.told += finishes
             aborted.add(name)
 
     shares: dict[Callable[[], object], int] = {
@@ -278,9 +279,9 @@ def test_abort_ends_a_request_once() -> None:
     group = Group()
     register = group.submit("a", [1], max_tokens=9)
     group.pump()
-    assert group.engine.abort(b"other", "a") is None
-    assert group.engine.abort(b"c", "a") == Finish(register.key, "abort", None)
-    assert group.engine.abort(b"c", "a") is None
+    assert group.engine.abort(b"other", "a") == []
+    assert group.engine.abort(b"c", "a") == [Finish(register.key, "abort", None)]
+    assert group.engine.abort(b"c", "a") == []
     assert group.engine.end(register.key, "stop") is None
     group.run()
 
@@ -377,7 +378,7 @@ def test_admitted_message_tells_who_starts_and_how_much_was_cached() -> None:
 def test_embed_requests_are_batched_by_tokens_and_rows_and_keep_their_order() -> None:
     group = Group(max_num_seqs=3, max_num_batched_tokens=64, depth=1)
     for name, length in enumerate((40, 20, 30, 1, 1, 1, 1)):
-        group.engine.accept("embed", EmbedBody(prompt_token_ids=[1] * length), [1] * length, b"c", str(name), 0)
+        group.engine.accept("embed", EmbedBody(prompt_token_ids=[1] * length), Prepared([1] * length), b"c", str(name), 0)
     keys = []
     while group.pump():
         header, payload = decoded(group.to_output[0].popleft())
@@ -391,17 +392,18 @@ def test_embed_prompt_that_fits_no_step_is_refused_with_both_numbers() -> None:
     group = Group(max_num_batched_tokens=64)
     body = EmbedBody(prompt_token_ids=[1] * 65)
     with pytest.raises(InvalidRequestError, match="has 65 tokens, one step embeds at most 64"):
-        group.engine.accept("embed", body, [1] * 65, b"c", "a", 0)
-    assert group.engine.accept("embed", body, [1] * 64, b"c", "a", 0).workflow == "embed"
+        group.engine.accept("embed", body, Prepared([1] * 65), b"c", "a", 0)
+    (register,) = group.engine.accept("embed", body, Prepared([1] * 64), b"c", "a", 0)
+    assert register.workflow == "embed"
 
 
 def test_aborted_embed_requests_do_not_run_or_end_twice() -> None:
     group = Group(max_num_batched_tokens=64, depth=1)
     for name in "abc":
-        group.engine.accept("embed", EmbedBody(prompt_token_ids=[1] * 40), [1] * 40, b"c", name, 0)
+        group.engine.accept("embed", EmbedBody(prompt_token_ids=[1] * 40), Prepared([1] * 40), b"c", name, 0)
     group.pump()
-    assert group.engine.abort(b"c", "a") == Finish(0, "abort", None)  # under way
-    assert group.engine.abort(b"c", "b") == Finish(1, "abort", None)  # waiting
+    assert group.engine.abort(b"c", "a") == [Finish(0, "abort", None)]  # under way
+    assert group.engine.abort(b"c", "b") == [Finish(1, "abort", None)]  # waiting
     group.run()
     assert group.engine.pipelines[0].num_steps == 2
     assert group.engine.pipelines[0].num_unfinished == 0
@@ -411,6 +413,6 @@ def test_embed_and_generate_share_a_worker() -> None:
     group = Group(depth=2)
     group.submit("g", [1, 2, 3], max_tokens=20)
     for name in range(5):
-        group.engine.accept("embed", EmbedBody(prompt_token_ids=[1] * 40), [1] * 40, b"c", f"e{name}", 0)
+        group.engine.accept("embed", EmbedBody(prompt_token_ids=[1] * 40), Prepared([1] * 40), b"c", f"e{name}", 0)
     group.run()
     assert group.engine.pipelines[0].num_steps == 20 + 5

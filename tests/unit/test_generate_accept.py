@@ -14,7 +14,7 @@ from procengine.errors import InvalidRequestError
 from procengine.request import Request, RowSampling
 from procengine.sampling_params import SamplingParams
 from procengine.workflows.generate import GenerateBody, accept, register
-from procengine.workflows.prompt import ModelFacts
+from procengine.workflows.prompt import ModelFacts, Prepared
 
 VOCAB = 49152
 EOS = (2, 0)
@@ -42,7 +42,8 @@ def facts(**changes: Any) -> ModelFacts:
 
 def accepted(token_ids: list[int], model: ModelFacts | None = None, **params: Any) -> Request:
     body = GenerateBody(prompt_token_ids=token_ids, sampling_params=SamplingParams(**params))
-    return accept(body, token_ids, model or facts(), Identity())
+    (request,) = accept(body, Prepared(token_ids), model or facts(), Identity())
+    return request
 
 
 def refusal(token_ids: list[int], model: ModelFacts | None = None, **params: Any) -> str:
@@ -84,7 +85,7 @@ def test_val_01_empty_prompt_is_refused_by_field(field: str) -> None:
 
 def test_val_01_text_that_becomes_no_token_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="prompt: must have at least one token, got 0"):
-        accept(GenerateBody(prompt="x"), [], facts(), Identity())
+        accept(GenerateBody(prompt="x"), Prepared([]), facts(), Identity())
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_limits_themselves_are_allowed(params: dict[str, Any]) -> None:
 @pytest.mark.parametrize("priority", [2**31 + 1, -(2**31) - 1])
 def test_priority_out_of_range_is_refused(priority: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"^priority: .*{priority}"):
-        accept(GenerateBody(prompt_token_ids=[1], priority=priority), [1], facts(), Identity())
+        accept(GenerateBody(prompt_token_ids=[1], priority=priority), Prepared([1]), facts(), Identity())
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_register_tells_the_output_process_what_it_needs() -> None:
             max_tokens=9, stop=("x",), stop_token_ids=(5,), include_stop_str_in_output=True, logprobs=2
         ),
     )
-    message = register(accept(body, [1, 3], facts(), Identity()), body)
+    message = register(accept(body, Prepared([1, 3]), facts(), Identity())[0], body)
     assert (message.key, message.client, message.request_id, message.workflow) == (7, b"client", "r", "generate")
     assert (message.prompt_token_ids, message.end_position) == ([1, 3], 11)
     assert (message.stop_token_ids, message.requested_stop_token_ids, message.stop) == ((*EOS, 5), (5,), ("x",))
@@ -232,7 +233,7 @@ def test_register_tells_the_output_process_what_it_needs() -> None:
 
 def test_cache_salt_is_part_of_the_request() -> None:
     body = GenerateBody(prompt_token_ids=[1], cache_salt="ü")
-    assert accept(body, [1], facts(), Identity()).cache_salt == "ü".encode()
+    assert accept(body, Prepared([1]), facts(), Identity())[0].cache_salt == "ü".encode()
 
 
 def test_text_that_is_not_utf_8_does_not_decode() -> None:

@@ -66,7 +66,7 @@ def test_prefill_step() -> None:
         "positions": [0, 1, 2, 3, 4, 0, 1],
         "block_updates": [0, 0, 1, 0, 1, 0, 1, 0, 2],
     }
-    assert header == StepInput(7, 3, 2, 0, 7, 2, 1, 5, 5, 0, -1, (2, 3, 2, 2, 0, 7, 7, 20, 9))
+    assert header == StepInput(7, 3, 2, 0, 7, 2, 1, 5, 5, 0, -1, (2, 3, 2, 2, 0, 7, 7, 28, 9, 0, 0, 0, 0, 0, 0))
 
 
 def test_decode_step_refers_to_the_slots_for_its_tokens() -> None:

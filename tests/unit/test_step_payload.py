@@ -11,6 +11,7 @@ from procengine.step_payload import (
     RESULT_SECTIONS,
     SLOT_ROW,
     STEP_SECTIONS,
+    SlotList,
     cut_sections,
     join_int64,
     pack_sections,
@@ -29,6 +30,12 @@ def test_order_of_sections_is_pinned() -> None:
         "positions",
         "slot_rows",
         "block_updates",
+        "slot_lists",
+        "masked_rows",
+        "mask_words",
+        "prompt_rows",
+        "prompt_targets",
+        "sample_counts",
     )
     assert SLOT_ROW == (
         "slot",
@@ -41,6 +48,10 @@ def test_order_of_sections_is_pinned() -> None:
         "top_p",
         "min_p",
         "num_logprobs",
+        "features",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
     )
     assert BLOCK_UPDATE_WIDTH == 3
     assert RESULT_SECTIONS == (
@@ -51,7 +62,12 @@ def test_order_of_sections_is_pinned() -> None:
         "logprob_token_ids",
         "logprobs",
         "logprob_ranks",
+        "prompt_spans",
+        "prompt_logprob_token_ids",
+        "prompt_logprobs",
+        "prompt_logprob_ranks",
     )
+    assert {kind.name: kind.value for kind in SlotList} == {"HISTORY": 0, "BIAS": 1, "EARLY_STOPS": 2, "BAD_WORD": 3}
     assert EMBED_SECTIONS == ("key_words", "query_start_loc", "input_ids", "positions")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from procengine.messages import Delta, Register, StepResult
 from procengine.postprocessor import Item
-from procengine.step_output import Logprobs, StepOutput, WorkerIdentity
+from procengine.step_output import Logprobs, PromptLogprobs, SampledTokens, StepOutput, WorkerIdentity
 from procengine.stopping import NOT_FINISHED
 from procengine.text_outputs import TextOutputs
 from tests.tiny_tokenizers import byte_level
@@ -44,7 +44,10 @@ def register(key: int = 0, max_tokens: int = 1000, client: bytes = b"c", **field
 
 
 def result(
-    rows: Sequence[tuple[int, int, int]], logprob_rows: Sequence[int] = (), width: int = 1
+    rows: Sequence[tuple[int, int, int]],
+    logprob_rows: Sequence[int] = (),
+    width: int = 1,
+    prompt: PromptLogprobs | None = None,
 ) -> tuple[StepResult, np.ndarray[tuple[int], np.dtype[np.int32]]]:
     """Rows are (key, how many tokens it had before, token). Logprobs are -position."""
     keys = np.array([key for key, _, _ in rows], np.int64)
@@ -56,7 +59,7 @@ def result(
         shown = np.repeat(tokens[at][:, None], width, axis=1)
         values = np.repeat(-positions[at][:, None].astype(np.float32), width, axis=1)
         logprobs = Logprobs(at, shown, values, np.ones(shown.shape, np.int32))
-    output = StepOutput(0, 0, True, keys, positions, lambda: (tokens, logprobs), 0)
+    output = StepOutput(0, 0, True, keys, positions, lambda: SampledTokens(tokens, None, logprobs, prompt), 0)
     return output.to_message(WorkerIdentity(0, 0))
 
 

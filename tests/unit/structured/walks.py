@@ -35,13 +35,13 @@ def walk(grammar: Grammar, tokenizer: Tokenizer, eos_token_ids: set[int], seed: 
         if len(ids) >= length:
             ends = [i for i in (*sorted(eos_token_ids), *closers) if i in allowed]
             on_the_way = [i for i in fillers if i in allowed]
-            token_id = ends[0] if ends else draw.choice(on_the_way or allowed)
+            token_id = draw.choice([ends[:1], on_the_way, []][draw.randrange(3)] or ends[:1] or allowed)
         grammar.consume(token_id)
         if token_id in eos_token_ids:
             assert grammar.is_finished
             return tokenizer.decode(ids, skip_special_tokens=False)
         ids.append(token_id)
-        assert len(ids) < 20 * length
+        assert len(ids) < 50 * length
 
 
 def _ids_of(tokenizer: Tokenizer, chars: str) -> list[int]:
