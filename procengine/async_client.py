@@ -134,7 +134,7 @@ class AsyncClient:
     ) -> AsyncIterator[StreamDelta]:
         """The answer to a prompt or to `messages` as it comes. Closing the iterator, or cancelling, aborts it.
 
-        Deltas of several choices come interleaved, told apart by `index`. `params.output_kind` says what each one holds.
+        Deltas of several choices come interleaved, told apart by `index`; `params.output_kind` says what each holds.
         """
         body = generate_body(one_prompt_body(prompt, messages, tools), params, priority, cache_salt, echo=echo)
         connection, news = self._connected, asyncio.Event()

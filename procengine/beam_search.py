@@ -128,9 +128,11 @@ class BeamSearch:
         self.beams = going[: self._params.beam_width]
 
     def best(self) -> list[BeamSearchSequence]:
-        """The best `beam_width` sequences, best first. Ends the search: those still running end by length."""
+        """The best `beam_width` sequences, best first, once the search is done."""
+        assert self.is_done
         beams, self.beams = self.beams, []
-        self._complete([_finished(beam, "length", None) for beam in beams])
+        if self._num_new_tokens >= self._params.max_tokens:  # else nothing that runs could come among the best
+            self._complete([_finished(beam, "length", None) for beam in beams])
         return [sequence for _, sequence in self._completed]
 
     def _complete(self, sequences: Sequence[BeamSearchSequence]) -> None:

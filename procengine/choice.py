@@ -30,7 +30,8 @@ class Choice:
         self._new_logprobs: list[TokenLogprobs] = []
         self._finish_code = NOT_FINISHED
         self._num_tokens = len(register.prompt_token_ids)
-        self._text = detokenizer.text(register.prompt_token_ids, register.skip_special_tokens) if register.echo else ""
+        shows_prompt = register.echo and register.detokenize
+        self._text = detokenizer.text(register.prompt_token_ids, register.skip_special_tokens) if shows_prompt else ""
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]

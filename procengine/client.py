@@ -179,7 +179,7 @@ class Client:
     ) -> Iterator[StreamDelta]:
         """The answer to a prompt or to `messages` as it comes. Closing the iterator aborts the request.
 
-        Deltas of several choices come interleaved, told apart by `index`. `params.output_kind` says what each one holds.
+        Deltas of several choices come interleaved, told apart by `index`; `params.output_kind` says what each holds.
         The request is sent when the first delta is asked for. Raises as `generate` does.
         """
         body = generate_body(one_prompt_body(prompt, messages, tools), params, priority, cache_salt, echo=echo)

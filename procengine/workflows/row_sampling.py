@@ -51,19 +51,21 @@ def check_params(params: SamplingParams, facts: ModelFacts) -> None:
 def row_sampling(params: SamplingParams, drawn_seed: int, index: int, vocab_size: int) -> RowSampling:
     """The values of choice `index`."""
     seed = (drawn_seed if params.seed is None else params.seed) + index
-    top_k = params.top_k if 0 < params.top_k < vocab_size else 0
     features = _logits_features(params)
+    temperature, top_k, top_p, min_p = 0.0, 0, 1.0, 0.0  # greedy: nothing else matters
     if not params.is_greedy:
+        temperature, top_p, min_p = min(params.temperature, _MAX_FLOAT32), params.top_p, params.min_p
+        top_k = params.top_k if 0 < params.top_k < vocab_size else 0
         features |= RANDOM
         features |= TOP_K if top_k else 0
-        features |= TOP_P if params.top_p < 1.0 else 0
-        features |= MIN_P if params.min_p > 0.0 else 0
+        features |= TOP_P if top_p < 1.0 else 0
+        features |= MIN_P if min_p > 0.0 else 0
     return RowSampling(
         seed=(seed + 2**63) % 2**64 - 2**63,  # the largest seed plus an index wraps around, as int64 does
-        temperature=0.0 if params.is_greedy else min(params.temperature, _MAX_FLOAT32),
+        temperature=temperature,
         top_k=top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
+        top_p=top_p,
+        min_p=min_p,
         num_logprobs=-1 if params.logprobs is None else params.logprobs,
         features=features,
         repetition_penalty=params.repetition_penalty,

@@ -11,8 +11,10 @@ import pytest
 from procengine.client_bodies import (
     conversations,
     encode_body,
+    final_body,
     generate_body,
     messages_body,
+    num_choices,
     one_params_each,
     one_prompt_body,
     prompt_body,
@@ -20,8 +22,17 @@ from procengine.client_bodies import (
 )
 from procengine.errors import InvalidRequestError
 from procengine.sampling_params import SamplingParams
+from procengine.structured.spec import StructuredOutputs
 from procengine.workflows.embed import EmbedBody
 from procengine.workflows.generate import GenerateBody
+
+NESTED: list[Any] = []
+for _ in range(100_000):
+    NESTED = [NESTED]
+
+
+def with_params(**fields: Any) -> dict[str, Any]:
+    return generate_body({"prompt": "x"}, SamplingParams(**fields))
 
 
 @pytest.mark.parametrize(
@@ -73,10 +84,52 @@ def test_prompt_or_messages_but_not_both() -> None:
 
 def test_generate_body_is_what_the_frontend_reads() -> None:
     params = SamplingParams(temperature=0.5, stop=("a",), logprobs=2)
-    data = encode_body(generate_body(prompt_body([1, 2]), params, 3, "salt"))
+    data = encode_body(generate_body(prompt_body([1, 2]), params, 3, "salt", echo=True))
     assert msgspec.msgpack.decode(data, type=GenerateBody) == GenerateBody(
-        prompt_token_ids=[1, 2], sampling_params=params, priority=3, cache_salt="salt"
+        prompt_token_ids=[1, 2], sampling_params=params, priority=3, cache_salt="salt", echo=True
     )
+
+
+def test_every_sampling_parameter_reaches_the_frontend() -> None:
+    params = SamplingParams(
+        n=2,
+        presence_penalty=0.5,
+        bad_words=("a",),
+        logit_bias={7: -1.5},
+        allowed_token_ids=(7, 8),
+        min_tokens=2,
+        prompt_logprobs=0,
+        structured_outputs=StructuredOutputs(json_schema={"type": "object"}),
+        output_kind="cumulative",
+    )
+    data = encode_body(generate_body(prompt_body("x"), params))
+    assert msgspec.msgpack.decode(data, type=GenerateBody).sampling_params == params
+
+
+def test_tools_go_with_messages_only() -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f"}}]
+    for body in (messages_body(messages, tools), one_prompt_body(None, messages, tools)):
+        decoded = msgspec.msgpack.decode(encode_body(generate_body(body, None)), type=GenerateBody)
+        assert decoded == GenerateBody(messages=messages, tools=tools)
+    with pytest.raises(InvalidRequestError, match="tools: can only be given with messages"):
+        one_prompt_body("x", None, tools)
+
+
+def test_who_waits_for_the_end_asks_for_one_message_a_choice() -> None:
+    params = SamplingParams(n=3, seed=5, output_kind="cumulative")
+    body = generate_body(prompt_body("x"), params, echo=True)
+    final = final_body(body)
+    assert final == body | {"sampling_params": msgspec.structs.replace(params, output_kind="final")}
+    assert final_body(final) is final
+    assert body["sampling_params"] is params  # the caller's own is as it was
+    assert final_body({"prompt": "x"}) == {"prompt": "x"}
+
+
+def test_a_request_has_as_many_ends_as_choices() -> None:
+    assert num_choices(generate_body({"prompt": "x"}, SamplingParams(n=4))) == 4
+    assert num_choices(generate_body({"prompt": "x"}, None)) == 1
+    assert num_choices({"prompt": "x"}) == 1
 
 
 def test_embed_and_message_bodies_are_what_the_frontend_reads() -> None:
@@ -93,10 +146,24 @@ def test_embed_and_message_bodies_are_what_the_frontend_reads() -> None:
         ({"prompt_token_ids": [1, 2**64]}, "prompt_token_ids: holds an integer that does not fit into 64 bits"),
         ({"prompt": "x", "messages": [{"content": object()}]}, "messages: holds a value that cannot be sent"),
         ({"prompt": "x", "cache_salt": "\ud800"}, "cache_salt: character 0"),
+        (with_params(stop=("ok", "a\ud800")), "sampling_params.stop: character 1 is a lone surrogate"),
+        (with_params(bad_words=("\udc00",)), "sampling_params.bad_words: character 0 is a lone surrogate"),
+        (with_params(n=2**64), "sampling_params.n: holds an integer that does not fit into 64 bits"),
+        (with_params(logit_bias={2**70: 1.0}), "sampling_params.logit_bias: holds an integer"),
+        (
+            with_params(structured_outputs=StructuredOutputs(choice=("\ud800",))),
+            "sampling_params.structured_outputs.choice: character 0 is a lone surrogate",
+        ),
+        (
+            with_params(structured_outputs=StructuredOutputs(json_schema={"maximum": 2**64})),
+            "sampling_params.structured_outputs.json_schema: holds an integer",
+        ),
+        ({"messages": [{"content": NESTED}]}, "messages: nests too deep"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_sent_is_named(body: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidRequestError, match=message):
+    with pytest.raises(InvalidRequestError, match=f"^{message}"):
         encode_body(body)
 
 

@@ -33,6 +33,7 @@ from procengine.messages import (
     decode_from_output_peer,
     encode,
 )
+from procengine.sampling_params import SamplingParams
 
 MAX_BYTES = 1000
 
@@ -57,8 +58,12 @@ def core() -> ClientCore:
     return made
 
 
-def submit(core: ClientCore, request_id: str | None = None) -> Pending:
-    return core.submit("generate", prompt_body("hi"), request_id)[0]
+def submit(core: ClientCore, request_id: str | None = None, n: int = 1) -> Pending:
+    return core.submit("generate", generate_body(prompt_body("hi"), SamplingParams(n=n)), request_id)[0]
+
+
+def end_of(pending: Pending, index: int, finish_reason: str = "stop") -> bytes:
+    return outputs(Delta(pending.request_id, index, "", [], finish_reason))
 
 
 def test_hands_are_shaken_with_both_processes() -> None:
@@ -139,6 +144,94 @@ def test_error_as_finish_reason_is_raised(core: ClientCore) -> None:
     core.receive(outputs(Delta(pending.request_id, 0, "", [], "error", error="it broke")))
     with pytest.raises(RequestFailedError, match="it broke"):
         pending.raise_error()
+
+
+def test_request_ends_when_the_last_of_its_choices_has_ended(core: ClientCore) -> None:
+    pending = submit(core, n=3)
+    for index in (1, 0):
+        core.receive(end_of(pending, index))
+        assert not pending.is_done
+    core.receive(outputs(Delta(pending.request_id, 2, "more", [5])))
+    core.receive(end_of(pending, 2, "length"))
+    assert pending.is_done
+    pending.raise_error()
+    assert [delta.index for delta in pending.take_deltas()] == [1, 0, 2, 2]
+    assert core.abandon(pending) is None  # nothing runs: no useless abort
+    assert not core.has_pending
+
+
+def test_all_choices_may_end_in_one_message(core: ClientCore) -> None:
+    pending = submit(core, n=2)
+    core.receive(outputs(*(Delta(pending.request_id, index, "x", [1], "stop") for index in (0, 1))))
+    assert pending.is_done
+    assert len(pending.take_deltas()) == 2
+
+
+def test_owner_hears_of_a_choice_that_ends_before_the_others(core: ClientCore) -> None:
+    events: list[str] = []
+    body = generate_body(prompt_body("hi"), SamplingParams(n=2))
+    pending, _ = core.submit("generate", body, None, lambda _: events.append("end"), lambda: events.append("item"))
+    core.receive(end_of(pending, 0))
+    core.receive(end_of(pending, 1))
+    assert events == ["item", "end"]
+
+
+def test_error_of_one_choice_ends_the_request_and_its_id_is_free_when_all_have_ended(core: ClientCore) -> None:
+    ends: list[Pending] = []
+    body = generate_body(prompt_body("hi"), SamplingParams(n=3))
+    pending, _ = core.submit("generate", body, "mine", ends.append)
+    core.receive(outputs(Delta("mine", 1, "", [], "error", error="it broke")))
+    assert pending.is_done
+    assert decode_from_client(core.abandon(pending) or b"") == Abort("mine")  # the other two run on
+    core.receive(outputs(Delta("mine", 0, "late", [1]), Delta("mine", 0, "", [], "abort")))
+    with pytest.raises(InvalidRequestError, match="'mine' is in use"):
+        submit(core, "mine")
+    core.receive(end_of(pending, 2, "abort"))
+    with pytest.raises(RequestFailedError, match="it broke"):
+        pending.raise_error()
+    assert ends == [pending]
+    assert [delta.text for delta in pending.take_deltas()] == [""]
+    assert core.abandon(pending) is None
+    submit(core, "mine")
+
+
+def test_error_of_the_last_choice_is_raised_too(core: ClientCore) -> None:
+    pending = submit(core, n=2)
+    core.receive(end_of(pending, 0))
+    core.receive(outputs(Delta(pending.request_id, 1, "", [], "error", error="it broke")))
+    with pytest.raises(RequestFailedError, match="it broke"):
+        pending.raise_error()
+    assert core.abandon(pending) is None
+
+
+def test_rejection_ends_all_choices_at_once(core: ClientCore) -> None:
+    pending = submit(core, "mine", n=10**6)
+    core.receive(encode(Rejected("mine", "invalid_request", "n: at most 128 choices are allowed, got 1000000")))
+    with pytest.raises(InvalidRequestError, match="n: at most 128"):
+        pending.raise_error()
+    assert core.abandon(pending) is None
+    submit(core, "mine")
+
+
+def test_abandoned_request_of_several_choices_keeps_its_id_until_all_have_ended(core: ClientCore) -> None:
+    pending = submit(core, "mine", n=2)
+    core.receive(end_of(pending, 1))
+    assert decode_from_client(core.abandon(pending) or b"") == Abort("mine")
+    with pytest.raises(InvalidRequestError, match="'mine' is in use"):
+        submit(core, "mine")
+    core.receive(end_of(pending, 0, "abort"))
+    again = submit(core, "mine")
+    assert not again.is_done
+
+
+def test_death_of_the_group_leaves_nothing_to_stop(core: ClientCore) -> None:
+    running, failed = submit(core, n=2), submit(core, n=2)
+    core.receive(outputs(Delta(failed.request_id, 0, "", [], "error", error="it broke")))
+    core.die(EngineDeadError("gone"))
+    for pending, error in ((running, EngineDeadError), (failed, RequestFailedError)):
+        with pytest.raises(error):
+            pending.raise_error()
+        assert core.abandon(pending) is None
 
 
 @pytest.mark.parametrize(("finish_reason", "is_error"), [("stop", False), ("abort", True), ("error", True)])

@@ -28,6 +28,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 RUNNERS = (
     "procengine.runner",
     "procengine.embed_runner",
+    "procengine.logits_processors",
+    "procengine.logits_state",
     "procengine.slot_state",
     "procengine.staging",
     "procengine.kv_tensors",
@@ -56,6 +58,11 @@ PURE = (
     "procengine.pipeline",
     "procengine.engine",
     "procengine.text_outputs",
+    "procengine.choice",
+    "procengine.request",
+    "procengine.row_features",
+    "procengine.slot_lists",
+    "procengine.speculation",
     "procengine.embed_outputs",
     "procengine.output_table",
     "procengine.postprocessor",
@@ -90,6 +97,7 @@ IMPURE = (
 PURE_EXCEPT = {
     ("procengine.workflows", "importlib"),  # the registry imports a part when somebody asks for it
     ("procengine.workflows.prompt", "procengine.config.LimitsConfig"),  # a frozen value, named as a type
+    ("procengine.workflows.row_sampling", "procengine.config.LimitsConfig"),
 }
 
 # What a client, the CLI, the frontend, the output process and a mock worker load: fast to start and free of torch.

@@ -29,18 +29,33 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (
         m.Outputs(
             [
-                m.Delta("r", 0, "é", [5], "stop", 7, [m.TokenLogprobs((5,), (-0.5,), (1,))], [1, 2], 16, "e"),
+                m.Delta(
+                    "r",
+                    0,
+                    "é",
+                    [5],
+                    "stop",
+                    7,
+                    [m.TokenLogprobs((5,), (-0.5,), (1,))],
+                    [1, 2],
+                    16,
+                    "e",
+                    [None, m.TokenLogprobs((2,), (-1.5,), (3,))],
+                ),
                 m.Embedding("s", b"\x00\x00\x80\x3f", [1], "stop", None),
             ]
         ),
         b"\x92\xa7outputs\x92"
-        b"\x9b\xa5delta\xa1r\x00\xa2\xc3\xa9\x91\x05\xa4stop\x07\x91\x93\x91\x05\x91\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x01"
-        b"\x92\x01\x02\x10\xa1e"
+        b"\x9c\xa5delta\xa1r\x00\xa2\xc3\xa9\x91\x05\xa4stop\x07\x91\x93\x91\x05\x91\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x01"
+        b"\x92\x01\x02\x10\xa1e\x92\xc0\x93\x91\x02\x91\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x91\x03"
         b"\x96\xa9embedding\xa1s\xc4\x04\x00\x00\x80\x3f\x91\x01\xa4stop\xc0",
     ),
     (
-        m.Register(3, b"c", "r", 1, "generate", [1, 2], 9, (2,), ("x",), True, False, (2,), 5),
-        b"\x9e\xa8register\x03\xc4\x01c\xa1r\x01\xa8generate\x92\x01\x02\x09\x91\x02\x91\xa1x\xc3\xc2\x91\x02\x05",
+        m.Register(
+            3, b"c", "r", 1, "generate", [1, 2], 9, (2,), ("x",), True, False, (2,), 5, 7, 1, False, True, "final", 4
+        ),
+        b"\xdc\x00\x14\xa8register\x03\xc4\x01c\xa1r\x01\xa8generate\x92\x01\x02\x09\x91\x02\x91\xa1x\xc3\xc2\x91\x02\x05"
+        b"\x07\x01\xc2\xc3\xa5final\x04",
     ),
     (m.Admitted([3, 4], [16, 0]), b"\x93\xa8admitted\x92\x03\x04\x92\x10\x00"),
     (m.Finish(3, "error", "why"), b"\x94\xa6finish\x03\xa5error\xa3why"),
@@ -98,7 +113,7 @@ WITHOUT_TRAILING_FIELDS: list[tuple[str, list[Any], Message]] = [
     (
         "frontend",
         ["register", 3, b"c", "r", 0, "generate", [1], 9],
-        m.Register(3, b"c", "r", 0, "generate", [1], 9, (), (), False, True, (), -1),
+        m.Register(3, b"c", "r", 0, "generate", [1], 9, (), (), False, True, (), -1, 0, -1, True, False, "delta", 1),
     ),
     ("frontend", ["finish", 3, "abort"], m.Finish(3, "abort", None)),
     ("supervisor", ["shutdown"], m.Shutdown(None)),

@@ -54,6 +54,36 @@ def test_choices_are_told_apart_by_index() -> None:
     ]
 
 
+def test_choices_come_in_order_of_index_each_once() -> None:
+    ended = [Delta("r", index, str(index), [index], "stop") for index in (3, 0, 4, 2, 1)]
+    result = collect_deltas("r", None, ended)
+    assert [(output.index, output.text, output.finish_reason) for output in result.outputs] == [
+        (index, str(index), "stop") for index in range(5)
+    ]
+    assert result.finished
+    assert not collect_deltas("r", None, [FIRST, *ended[2:]]).finished
+
+
+def test_final_messages_give_what_their_deltas_would() -> None:
+    logprob = TokenLogprobs((1,), (-0.5,), (1,))
+    deltas = [
+        Delta("r", 0, "a", [1], logprobs=[logprob], prompt_token_ids=[7, 8], num_cached_tokens=1),
+        Delta("r", 0, "b", [1], "stop", "end", logprobs=[logprob]),
+    ]
+    final = Delta("r", 0, "ab", [1, 1], "stop", "end", [logprob, logprob], [7, 8], 1)
+    assert collect_deltas("r", None, [final]) == collect_deltas("r", None, deltas)
+
+
+def test_prompt_logprobs_are_one_map_a_prompt_token_and_none_for_the_first() -> None:
+    wire = [None, TokenLogprobs((8, 8, 9), (-0.5, -0.5, -1.0), (1, 1, 2))]
+    first = Delta("r", 0, "a", [1], prompt_token_ids=[7, 8], prompt_logprobs=wire)
+    maps = [None, {8: Logprob(-0.5, 1), 9: Logprob(-1.0, 2)}]
+    assert collect_deltas("r", None, [first, Delta("r", 0, "", [], "stop")]).prompt_logprobs == maps
+    assert stream_delta(first).prompt_logprobs == maps
+    assert collect_deltas("r", None, [FIRST]).prompt_logprobs is None
+    assert stream_delta(FIRST).prompt_logprobs is None
+
+
 def test_logprobs_are_one_map_a_token() -> None:
     chosen_is_third = TokenLogprobs((3, 1, 2), (-2.0, -0.5, -1.0), (3, 1, 2))
     chosen_is_first = TokenLogprobs((1, 1, 2), (-0.5, -0.5, -1.0), (1, 1, 2))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from procengine.config import EngineConfig
+from procengine.config import EngineConfig, LimitsConfig
 from procengine.errors import ConfigError, ModelError
 from procengine.resolve import EngineArgs, resolve
 from tests.model_files import LLAMA, SIZES, write_folder
@@ -48,9 +48,19 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("max_model_len", [2, POSITIONS], [1, 0, -1]),
     ("async_depth", [1, 2, 3], [0, 4]),
     ("decode_steps", [1, 64], [0, 65]),
+    ("speculative_tokens", [0, 64], [-1, 65]),
     ("mock_step_ms", [0, 0.5, 60_000], [-0.1, 60_001, math.nan, math.inf]),
     ("max_queued_requests", [1, 10**6], [0]),
     ("max_request_bytes", [1024, 1 << 30], [1023, (1 << 30) + 1]),
+    ("max_n", [1, 1 << 16], [0, -1, (1 << 16) + 1]),
+    ("max_stop_strings", [0, 1 << 16], [-1, (1 << 16) + 1]),
+    ("max_stop_bytes", [0, 1 << 20], [-1, (1 << 20) + 1]),
+    ("max_stop_token_ids", [0, 1 << 16], [-1, (1 << 16) + 1]),
+    ("max_logprobs", [0, 1 << 16], [-1, (1 << 16) + 1]),
+    ("max_bad_words", [0, 1 << 16], [-1, (1 << 16) + 1]),
+    ("max_logit_bias", [0, 1 << 20], [-1, (1 << 20) + 1]),
+    ("max_grammar_bytes", [0, 1 << 24], [-1, (1 << 24) + 1]),
+    ("grammar_timeout", [0.01, 3600], [0, -1, 3601, math.nan, math.inf]),
     ("start_timeout", [0.1, 3600], [0, -1, math.nan, math.inf]),
     ("drain_timeout", [0, 3600], [-1, math.nan, math.inf]),
 ]
@@ -203,11 +213,21 @@ def test_options_reach_the_configuration_as_they_are(model: str) -> None:
         max_queued_requests=7,
         max_request_bytes=2048,
         drain_timeout=1.5,
+        logits_processors=("a:b", "c:d"),
     )
     assert (config.cache.block_size, config.cache.num_blocks, config.cache.enable_prefix_caching) == (8, 99, False)
     assert (config.scheduler.policy, config.scheduler.async_depth, config.scheduler.decode_steps) == ("priority", 3, 4)
     assert (config.limits.max_queued_requests, config.limits.max_request_bytes) == (7, 2048)
     assert config.group.drain_timeout_s == 1.5
+    assert config.worker.logits_processors == ("a:b", "c:d")
+
+
+def test_every_limit_is_an_option_with_the_same_default(model: str) -> None:
+    assert resolved(model).limits == LimitsConfig()
+    fields = LimitsConfig.__struct_fields__
+    values = {field: 2048 + at for at, field in enumerate(fields)}
+    limits = resolved(model, **{field.removesuffix("_s"): value for field, value in values.items()}).limits
+    assert {field: getattr(limits, field) for field in fields} == values
 
 
 def test_configuration_survives_the_way_to_a_child(model: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from procengine.step_payload import (
     BLOCK_UPDATE_WIDTH,
@@ -13,6 +15,8 @@ from procengine.step_payload import (
     STEP_SECTIONS,
     SlotList,
     cut_sections,
+    iter_rounds,
+    iter_slot_lists,
     join_int64,
     pack_sections,
     split_int64,
@@ -105,3 +109,29 @@ def test_int64_words_go_low_first(value: int) -> None:
     words = split_int64(np.array([value], np.int64))
     assert words.tolist() == np.frombuffer(value.to_bytes(8, "little", signed=True), "<i4").tolist()
     assert join_int64(words).tolist() == [value]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(st.integers(1, 4), max_size=8))
+def test_rounds_take_every_row_once_and_no_key_twice(counts: list[int]) -> None:
+    keys = np.repeat(np.arange(10, 10 + len(counts)), counts).astype(np.int64)
+    expected = [
+        (
+            [sum(counts[:key]) + ordinal for key, count in enumerate(counts) if count > ordinal],
+            [ordinal == count - 1 for count in counts if count > ordinal],
+        )
+        for ordinal in range(max(counts, default=0))
+    ]
+    assert [(rows.tolist(), is_last.tolist()) for rows, is_last in iter_rounds(keys)] == expected
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.sampled_from(SlotList), st.integers(0, 99), st.lists(st.integers(-5, 5), max_size=4))))
+def test_slot_list_records_are_read_back(records: list[tuple[SlotList, int, list[int]]]) -> None:
+    section = np.array([w for kind, slot, data in records for w in (kind, slot, len(data), *data)], np.int32)
+    assert [(kind, slot, data.tolist()) for kind, slot, data in iter_slot_lists(section)] == records
+
+
+def test_unknown_kind_of_slot_list_is_an_error() -> None:
+    with pytest.raises(ValueError, match="9 is not a valid SlotList"):
+        list(iter_slot_lists(np.array([9, 0, 0], np.int32)))

@@ -1,0 +1,361 @@
+"""The runner on a tiny random llama, driven by the real scheduler, against transformers and against itself."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from procengine.kv_tensors import KVTensors
+from procengine.logits_processors import LogitsContext
+from procengine.messages import StepInput, StepResult
+from procengine.models.llama import LlamaModel
+from procengine.models.loader import load_model
+from procengine.pipeline import Pipeline
+from procengine.request import Request, RowRules, RowSampling
+from procengine.row_features import BAD_WORDS, BIAS, EARLY_STOPS, GRAMMAR, PENALTIES, RANDOM
+from procengine.runner import GenerateRunner
+from procengine.step_output import WorkerIdentity
+from procengine.step_payload import RESULT_SECTIONS, cut_sections, iter_rounds, join_int64
+from procengine.workflows.generate import GeneratePlanner
+from tests.model_configs import model_config_from_hf
+from tests.unit.models.tiny_models import save_tiny_model
+from tests.unit.simulated_worker import ToyMasks, limits
+
+VOCAB = 97
+PROMPTS = [[(7 * i * i + 3 * i + row) % VOCAB for i in range(length)] for row, length in enumerate((5, 23, 40, 9))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """A model this small is slower on several."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, LlamaModel]:
+    folder: Path = tmp_path_factory.mktemp("llama")
+    oracle = save_tiny_model("llama", folder)
+    return oracle, load_model(model_config_from_hf(oracle.config, folder), torch.float32, "cpu", progress=False)
+
+
+class Engine:
+    """A pipeline and a runner, and what came out of it by request key."""
+
+    def __init__(self, model: LlamaModel, *, depth: int = 2, processors: Sequence[Any] = (), **changes: Any) -> None:
+        own = limits(**{"block_size": 4, "max_model_len": 128, "num_blocks": 128, **changes})
+        self.planner = GeneratePlanner(own)
+        self.pipeline = Pipeline(0, {"generate": self.planner}, depth)
+        self.tokens: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[tuple[list[int], list[float], list[int]]]] = {}
+        self.prompt: dict[int, dict[int, tuple[list[int], list[float], list[int]]]] = {}
+        self.runner = GenerateRunner(
+            model,
+            KVTensors(model, own.num_blocks, own.block_size, torch.float32, torch.device("cpu")),
+            vocab_size=VOCAB,
+            max_num_seqs=own.max_num_seqs,
+            max_model_len=own.max_model_len,
+            depth=depth,
+            device=torch.device("cpu"),
+            processors=processors,
+        )
+
+    def add(
+        self, prompt: list[int], max_tokens: int, sampling: RowSampling | None = None, **fields: Any
+    ) -> Request:
+        sampling = sampling or RowSampling(0)
+        key = len(self.tokens)
+        array = np.array(prompt, np.int32)
+        request = Request(key, b"", str(key), array, len(prompt) + max_tokens, sampling, **fields)
+        self.tokens[key], self.logprobs[key], self.prompt[key] = [], [], {}
+        self.planner.add(request)
+        return request
+
+    def run(self) -> Engine:
+        results: deque[tuple[StepResult, Any]] = deque()
+        while True:
+            while (step := self.pipeline.next_step()) is not None:
+                assert isinstance(step.header, StepInput)
+                for output in self.runner.run(step.header, step.payload.copy()):
+                    results.append(output.to_message(WorkerIdentity(0, 0)))
+            if not results:
+                break
+            header, payload = results.popleft()
+            self._take(header, payload)
+            self.pipeline.apply(header, payload)
+        assert self.planner.num_unfinished == 0
+        return self
+
+    def _take(self, header: StepResult, payload: Any) -> None:
+        sections = cut_sections(RESULT_SECTIONS, header.sizes, payload)
+        keys = join_int64(sections["key_words"])
+        for rows, _ in iter_rounds(keys):
+            for row in rows.tolist():
+                self.tokens[int(keys[row])].append(int(sections["token_ids"][row]))
+        for at, row in enumerate(sections["logprob_rows"].tolist()):
+            self.logprobs[int(keys[row])].append(_entry(sections, "logprob_token_ids", "logprobs", "logprob_ranks", at))
+        at = 0
+        for low, high, first, count in sections["prompt_spans"].reshape(-1, 4).tolist():
+            key = int(join_int64(np.array([low, high], np.int32))[0])
+            for position in range(first, first + count):
+                names = ("prompt_logprob_token_ids", "prompt_logprobs", "prompt_logprob_ranks")
+                self.prompt[key][position] = _entry(sections, *names, at, int(sections["prompt_spans"][3::4].sum()))
+                at += 1
+
+
+def _entry(
+    sections: dict[str, Any], ids: str, values: str, ranks: str, at: int, count: int | None = None
+) -> tuple[list[int], list[float], list[int]]:
+    count = sections["logprob_rows"].size if count is None else count
+    return (
+        sections[ids].reshape(count, -1)[at].tolist(),
+        sections[values].view(np.float32).reshape(count, -1)[at].tolist(),
+        sections[ranks].reshape(count, -1)[at].tolist(),
+    )
+
+
+def oracle_logits(oracle: Any, token_ids: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = oracle(torch.tensor([token_ids])).logits[0]
+    return logits
+
+
+def oracle_greedy(
+    oracle: Any, prompt: list[int], count: int, change: Callable[[Tensor, list[int]], Tensor] = lambda logits, _: logits
+) -> list[int]:
+    """Greedy tokens by transformers, each from logits that `change(logits, output so far)` gives."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(change(oracle_logits(oracle, tokens)[-1], tokens[len(prompt) :]).argmax()))
+    return tokens[len(prompt) :]
+
+
+# --- speculation
+
+
+@pytest.mark.parametrize(("num_speculative", "depth"), [(1, 1), (4, 1), (4, 2)])
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+def test_speculation_changes_no_token(
+    pair: tuple[Any, LlamaModel], temperature: float, num_speculative: int, depth: int
+) -> None:
+    plain = Engine(pair[1], depth=depth)
+    drafting = Engine(pair[1], depth=depth, num_speculative_tokens=num_speculative)
+    for engine in (plain, drafting):
+        for seed, prompt in enumerate([*PROMPTS[:2], PROMPTS[0] * 5]):
+            features = RANDOM if temperature else 0
+            engine.add(prompt, 50, RowSampling(seed, temperature, features=features))
+        engine.run()
+    assert drafting.tokens == plain.tokens
+    counters = drafting.planner.counters
+    assert 0 < counters.num_accepted_tokens < counters.num_draft_tokens
+
+
+def test_speculation_beside_rows_with_everything_else(pair: tuple[Any, LlamaModel]) -> None:
+    def add_all(engine: Engine) -> Engine:
+        engine.add(PROMPTS[0], 40)
+        engine.add(PROMPTS[1], 30, RowSampling(0, features=PENALTIES, repetition_penalty=1.3))
+        engine.add(PROMPTS[2], 20, RowSampling(0, num_logprobs=2), num_prompt_logprobs=1)
+        engine.add(PROMPTS[3], 30, RowSampling(0, features=GRAMMAR), grammar=ToyMasks())
+        return engine.run()
+
+    plain = add_all(Engine(pair[1], max_num_batched_tokens=24))
+    drafting = add_all(Engine(pair[1], max_num_batched_tokens=24, num_speculative_tokens=3))
+    assert drafting.tokens == plain.tokens
+    assert drafting.planner.counters.num_accepted_tokens > 0
+    assert [len(drafting.logprobs[key]) for key in range(4)] == [0, 0, 20, 0]
+    for (ids, values, ranks), (other_ids, other_values, other_ranks) in zip(
+        drafting.logprobs[2], plain.logprobs[2], strict=True
+    ):
+        assert (ids, ranks) == (other_ids, other_ranks)
+        assert values == pytest.approx(other_values, abs=1e-4)
+
+
+# --- log probabilities
+
+
+@pytest.mark.parametrize("budget", [7, 16, 128])
+def test_smp_14_prompt_logprobs_are_those_of_transformers_cold_and_warm(
+    pair: tuple[Any, LlamaModel], budget: int
+) -> None:
+    oracle, model = pair
+    prompt = (PROMPTS[2] * 3)[:100]  # more than one chunk of logits
+    engine = Engine(model, max_num_batched_tokens=budget)
+    for _ in range(2):
+        engine.add(prompt, 2, num_prompt_logprobs=2)
+        engine.add([*prompt[:64], 5, 6], 2, num_prompt_logprobs=0)
+        engine.add(prompt[:33], 1)
+        engine.run()
+    for key, own in ((0, prompt), (1, [*prompt[:64], 5, 6]), (3, prompt), (4, [*prompt[:64], 5, 6])):
+        expected = oracle_logits(oracle, own).log_softmax(-1)
+        assert sorted(engine.prompt[key]) == list(range(1, len(own)))
+        for position, (ids, values, ranks) in engine.prompt[key].items():
+            row = expected[position - 1]
+            assert ids[0] == own[position]
+            assert values[0] == pytest.approx(float(row[own[position]]), abs=1e-3)
+            assert ranks[0] == pytest.approx(int((row > row[own[position]]).sum()) + 1, abs=1)
+            if key % 3 == 0:
+                assert values[1:3] == pytest.approx(row.topk(2).values.tolist(), abs=1e-3)
+                assert ranks[1:3] == [1, 2]
+
+
+def test_logprobs_are_the_models_own_whatever_changes_the_logits(pair: tuple[Any, LlamaModel]) -> None:
+    oracle, model = pair
+    engine = Engine(model)
+    sampling = RowSampling(0, num_logprobs=1, features=BIAS | PENALTIES, repetition_penalty=1.5)
+    engine.add(PROMPTS[0], 6, sampling, rules=RowRules(logit_bias=((11, 100.0),)))
+    engine.run()
+    assert engine.tokens[0] == [11] * 6
+    expected = oracle_logits(oracle, PROMPTS[0] + [11] * 5)[len(PROMPTS[0]) - 1 :].log_softmax(-1)
+    for (ids, values, _), row in zip(engine.logprobs[0], expected, strict=True):
+        assert ids[0] == 11
+        assert values == pytest.approx([float(row[11]), float(row.max())], abs=1e-3)
+
+
+# --- penalties, biases, bans
+
+
+@pytest.mark.parametrize(("depth", "decode_steps"), [(1, 1), (3, 1), (2, 4)])
+def test_smp_08_repetition_penalty_is_that_of_transformers(
+    pair: tuple[Any, LlamaModel], depth: int, decode_steps: int
+) -> None:
+    oracle, model = pair
+    engine = Engine(model, depth=depth, decode_steps=decode_steps, max_num_batched_tokens=16)
+    for prompt in PROMPTS:
+        engine.add(prompt, 20, RowSampling(0, features=PENALTIES, repetition_penalty=1.3))
+        engine.add(prompt, 20)
+    engine.run()
+    for at, prompt in enumerate(PROMPTS):
+        processor = RepetitionPenaltyLogitsProcessor(1.3)
+
+        def change(logits: Tensor, output: list[int], own: list[int] = prompt, by: Any = processor) -> Tensor:
+            changed: Tensor = by(torch.tensor([[*own, *output]]), logits[None].clone())[0]
+            return changed
+
+        assert engine.tokens[2 * at] == oracle_greedy(oracle, prompt, 20, change)
+        assert engine.tokens[2 * at + 1] == oracle_greedy(oracle, prompt, 20), "a neighbour without it"
+
+
+@pytest.mark.parametrize("decode_steps", [1, 4])
+def test_smp_08_frequency_and_presence_count_the_output_also_after_a_preemption(
+    pair: tuple[Any, LlamaModel], decode_steps: int
+) -> None:
+    oracle, model = pair
+
+    def change(logits: Tensor, output: list[int]) -> Tensor:
+        counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=VOCAB)
+        return logits - 1.5 * counts - 0.75 * (counts > 0)
+
+    engine = Engine(model, num_blocks=22, decode_steps=decode_steps, max_num_seqs=3)
+    sampling = RowSampling(0, features=PENALTIES, frequency_penalty=1.5, presence_penalty=0.75)
+    for prompt in PROMPTS:
+        engine.add(prompt, 24, sampling)
+    engine.run()
+    assert engine.planner.counters.num_preemptions > 0
+    for key, prompt in enumerate(PROMPTS):
+        assert engine.tokens[key] == oracle_greedy(oracle, prompt, 24, change)
+
+
+def test_bans_and_allowed_tokens_hold_and_neighbours_do_not_notice(pair: tuple[Any, LlamaModel]) -> None:
+    oracle, model = pair
+    free = oracle_greedy(oracle, PROMPTS[0], 12)
+    engine = Engine(model)
+    engine.add(PROMPTS[0], 12)
+    bad = ((free[0],), (free[0], free[1]), tuple(free[:3]))
+    engine.add(PROMPTS[0], 12, RowSampling(0, features=BAD_WORDS), rules=RowRules(bad_words=bad[:1]))
+    engine.add(PROMPTS[0], 12, RowSampling(0, features=BAD_WORDS), rules=RowRules(bad_words=bad[2:]))
+    engine.add(PROMPTS[0], 12, RowSampling(0, features=BIAS), rules=RowRules(allowed_token_ids=(4, 5, 90)))
+    engine.add(
+        PROMPTS[0],
+        12,
+        RowSampling(0, features=EARLY_STOPS),
+        rules=RowRules(early_stop_ids=(free[0],)),
+        stop_token_ids=(free[0],),
+        min_position=len(PROMPTS[0]) + 3,
+    )
+    engine.run()
+    assert engine.tokens[0] == free
+    assert free[0] not in engine.tokens[1]
+    assert engine.tokens[2][:2] == free[:2]
+    assert engine.tokens[2][2] != free[2]
+    assert set(engine.tokens[3]) <= {4, 5, 90}
+    assert free[0] not in engine.tokens[4][:3]
+
+
+# --- grammars
+
+
+@pytest.mark.parametrize(("depth", "decode_steps"), [(1, 1), (2, 1), (1, 4), (2, 4)])
+def test_masks_hold_for_their_rows_and_for_no_other(
+    pair: tuple[Any, LlamaModel], depth: int, decode_steps: int
+) -> None:
+    """With several passes a step, a constrained row takes part in the first: its mask is nobody's in the others."""
+    oracle, model = pair
+    engine = Engine(model, depth=depth, decode_steps=decode_steps)
+    grammars = [ToyMasks(), ToyMasks()]
+    for key, prompt in enumerate(PROMPTS):
+        is_free = key % 2
+        grammar = None if is_free else grammars[key // 2]
+        engine.add(prompt, 20, RowSampling(0, features=0 if is_free else GRAMMAR), grammar=grammar)
+    engine.run()
+    for key, prompt in enumerate(PROMPTS):
+        expected = oracle_greedy(oracle, prompt, 20) if key % 2 else constrained_greedy(oracle, prompt, 20)
+        assert engine.tokens[key] == expected
+
+
+def constrained_greedy(oracle: Any, prompt: list[int], count: int) -> list[int]:
+    grammar = ToyMasks()
+
+    def change(logits: Tensor, output: list[int]) -> Tensor:
+        if output:
+            grammar.consume(output[-1])
+        return torch.where(torch.tensor([grammar.allows(token) for token in range(VOCAB)]), logits, -torch.inf)
+
+    return oracle_greedy(oracle, prompt, count, change)
+
+
+# --- plug-ins
+
+
+@pytest.mark.parametrize("decode_steps", [1, 4])
+def test_processor_sees_whose_logits_they_are_and_has_the_last_word(
+    pair: tuple[Any, LlamaModel], decode_steps: int
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def processor(logits: Tensor, context: LogitsContext) -> Tensor:
+        seen.extend(zip(context.keys.tolist(), context.positions.tolist(), strict=True))
+        logits[torch.from_numpy(context.keys == 1), 42] = 1e9
+        return logits
+
+    engine = Engine(pair[1], processors=[processor], decode_steps=decode_steps)
+    for prompt in PROMPTS[:2]:
+        engine.add(prompt, 6)
+    engine.run()
+    assert engine.tokens[1] == [42] * 6
+    assert engine.tokens[0] == oracle_greedy(pair[0], PROMPTS[0], 6)
+    expected = [(key, position) for key in (0, 1) for position in range(len(PROMPTS[key]), len(PROMPTS[key]) + 6)]
+    assert sorted(seen) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_row_of_which_everything_is_forbidden_yields_some_token_and_harms_nobody(
+    pair: tuple[Any, LlamaModel], temperature: float
+) -> None:
+    engine = Engine(pair[1])
+    features = BIAS | EARLY_STOPS | (RANDOM if temperature else 0)
+    rules = RowRules(allowed_token_ids=(5,), early_stop_ids=(5,))
+    engine.add(PROMPTS[0], 4, RowSampling(0, temperature, features=features), rules=rules, min_position=100)
+    engine.add(PROMPTS[1], 6)
+    engine.run()
+    assert all(0 <= token < VOCAB for token in engine.tokens[0])
+    assert engine.tokens[1] == oracle_greedy(pair[0], PROMPTS[1], 6)
