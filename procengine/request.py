@@ -11,14 +11,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NO_SLOT", "RowRules", "RowSampling", "Request", "TokenMasks"]
+__all__ = ["NO_SLOT", "Request", "RowRules", "RowSampling", "TokenMasks"]
 
 NO_SLOT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """Sampling values of one row, as the worker needs them. `features` are bits of `row_features`, 0 for plain greedy."""
+    """Sampling values of one row, as the worker needs them. `features` are bits of `row_features`, 0 for greedy."""
 
     seed: int
     temperature: float = 0.0

@@ -124,9 +124,7 @@ class GenerateRunner:
         is_decode_only = header.num_tokens == header.num_rows
         sample_rows, sample_tokens, positions = _samples(host)
         token_slots = (
-            slots
-            if is_decode_only
-            else torch.repeat_interleave(slots, start_loc.diff(), output_size=header.num_tokens)
+            slots if is_decode_only else torch.repeat_interleave(slots, start_loc.diff(), output_size=header.num_tokens)
         )
         samples_all = is_decode_only and header.num_samples == header.num_rows
         index = None if samples_all else self._to_device(sample_rows)
@@ -235,9 +233,7 @@ class GenerateRunner:
             empty = state.reals[:0, 0]
             return SamplingTensors(empty, state.top_k[:0], empty, empty, state.seeds[:0], state.seeds[:0])
         temperature, top_p, min_p = state.reals[slots].unbind(1)
-        return SamplingTensors(
-            temperature, state.top_k[slots], top_p, min_p, state.seeds[slots], rows.sample_positions
-        )
+        return SamplingTensors(temperature, state.top_k[slots], top_p, min_p, state.seeds[slots], rows.sample_positions)
 
     def _asked_logprobs(self, rows: _Pass, header: StepInput) -> tuple[Int32s, Tensor] | None:
         """Samples whose log probabilities are wanted, on the host and on the device."""
@@ -307,8 +303,8 @@ def _samples(host: dict[str, Int32s]) -> tuple[Int32s, Int32s, Int32s]:
     counts = host["sample_counts"]
     if not counts.size:
         return rows, ends - 1, seq_lens
-    behind = np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum())  # samples to the row's last, itself included
-    behind = behind.astype(np.int32)
+    # Samples to the row's last one, itself included.
+    behind = (np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum())).astype(np.int32)
     return np.repeat(rows, counts), np.repeat(ends, counts) - behind, np.repeat(seq_lens, counts) - behind + 1
 
 

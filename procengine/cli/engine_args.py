@@ -87,7 +87,8 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, default: Any, kind: _Ar
     if kind.parse is None:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=shown)
     elif kind.is_list:
-        group.add_argument(flag, action="append", type=kind.parse, default=default, metavar=_metavar(kind.parse), help=shown)
+        shown += " (may be given several times)"
+        group.add_argument(flag, action="append", type=kind.parse, default=[], metavar=_metavar(kind.parse), help=shown)
     elif kind.choices:
         group.add_argument(flag, choices=kind.choices, default=default, help=shown)
     else:

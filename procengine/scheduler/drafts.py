@@ -1,7 +1,7 @@
 """Rows that try proposed tokens: which may, what they send, and what is left of it afterwards.
 
 Owns: the bookkeeping of speculation in the slot table. Never does: find a proposal (`speculation`) or accept one (the
-worker). A row with proposals yields as many tokens as agree and one more, so it is planned again only when they are back.
+worker). A row with proposals yields as many tokens as agree and one more, so it is planned again when they are back.
 """
 
 from __future__ import annotations

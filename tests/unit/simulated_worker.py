@@ -199,9 +199,7 @@ class SimulatedWorker:
                 header, micro_step, slots[sampled], seq_lens[sampled], self._sampled_tokens(tokens, sections)
             )
 
-    def _run_drafts(
-        self, header: StepInput, sections: dict[str, Int32s], input_ids: Int32s
-    ) -> tuple[bytes, bytes]:
+    def _run_drafts(self, header: StepInput, sections: dict[str, Int32s], input_ids: Int32s) -> tuple[bytes, bytes]:
         """A step in which some rows try proposed tokens: what they give is computed from what they see."""
         slots, ends, seq_lens = sections["slots"], sections["query_start_loc"][1:], sections["seq_lens"]
         self._write(np.repeat(slots, np.diff(sections["query_start_loc"])), sections["positions"], input_ids)
@@ -303,7 +301,7 @@ class SimulatedWorker:
             assert references.all(), "a decode row brings its token along"
         if sections["sample_counts"].size:
             assert sections["sample_counts"].size == sections["sample_rows"].size
-            assert (1 <= sections["sample_counts"]).all()
+            assert (sections["sample_counts"] >= 1).all()
             assert (sections["sample_counts"] <= lengths[sections["sample_rows"]]).all()
             assert (sections["sample_counts"] <= 1 + self._limits.num_speculative_tokens).all()
         assert (sections["input_ids"][header.num_decode_rows :] >= 0).all()

@@ -1,4 +1,4 @@
-"""The life of one choice: min_tokens, output kinds, echo, prompt logprobs, and several tokens of a key in one result."""
+"""The life of one choice: min_tokens, output kinds, echo, prompt logprobs, several tokens of a key in one result."""
 
 from __future__ import annotations
 
@@ -87,9 +87,7 @@ def test_without_detokenization_there_are_tokens_and_no_text(echo: bool) -> None
 
 @pytest.mark.parametrize("kind", ["delta", "cumulative", "final"])
 def test_echo_puts_the_prompt_before_the_text_and_no_stop_is_looked_for_in_it(kind: str) -> None:
-    client = Client(
-        with_prompt(ids("ab"), echo=True, stop=("b",), output_kind=kind, end_position=5)
-    )
+    client = Client(with_prompt(ids("ab"), echo=True, stop=("b",), output_kind=kind, end_position=5))
     for count, token in enumerate(ids("xyz"), 2 - len(PROMPT)):
         client.outputs.take_result(*result([(0, count, token)]))
         client.take()

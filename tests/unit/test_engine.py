@@ -378,7 +378,9 @@ def test_admitted_message_tells_who_starts_and_how_much_was_cached() -> None:
 def test_embed_requests_are_batched_by_tokens_and_rows_and_keep_their_order() -> None:
     group = Group(max_num_seqs=3, max_num_batched_tokens=64, depth=1)
     for name, length in enumerate((40, 20, 30, 1, 1, 1, 1)):
-        group.engine.accept("embed", EmbedBody(prompt_token_ids=[1] * length), Prepared([1] * length), b"c", str(name), 0)
+        group.engine.accept(
+            "embed", EmbedBody(prompt_token_ids=[1] * length), Prepared([1] * length), b"c", str(name), 0
+        )
     keys = []
     while group.pump():
         header, payload = decoded(group.to_output[0].popleft())

@@ -15,6 +15,7 @@ from procengine.request import Request, RowSampling
 from procengine.sampling_params import SamplingParams
 from procengine.workflows.generate import GenerateBody, accept, register
 from procengine.workflows.prompt import ModelFacts, Prepared
+from tests.unit.simulated_worker import ToyMasks
 
 VOCAB = 49152
 EOS = (2, 0)
@@ -240,3 +241,33 @@ def test_text_that_is_not_utf_8_does_not_decode() -> None:
     data = msgspec.msgpack.encode({"prompt_token_ids": [1], "cache_salt": "abc"}).replace(b"abc", b"\xed\xa0\x80")
     with pytest.raises(msgspec.DecodeError, match="UTF-8"):
         msgspec.msgpack.decode(data, type=GenerateBody)
+
+
+# --- choices, truncation, words
+
+
+def test_smp_10_choices_have_keys_indices_and_seeds_of_their_own_and_share_the_prompt() -> None:
+    masks: list[ToyMasks] = []
+
+    def make_grammar() -> ToyMasks:
+        masks.append(ToyMasks())
+        return masks[-1]
+
+    body = GenerateBody(prompt="x", sampling_params=SamplingParams(n=3, prompt_logprobs=1, min_tokens=2, seed=5))
+    choices = accept(body, Prepared([1, 2], ((8,),), make_grammar), facts(), Identity())
+    assert [(c.key, c.index, c.sampling.seed) for c in choices] == [(7, 0, 5), (8, 1, 6), (9, 2, 7)]
+    assert [c.num_prompt_logprobs for c in choices] == [1, -1, -1], "the prompt is scored once"
+    assert [c.grammar for c in choices] == masks
+    assert {(c.min_position, c.rules.early_stop_ids, c.rules.bad_words) for c in choices} == {(4, EOS, ((8,),))}
+
+
+@pytest.mark.parametrize(
+    ("keep", "max_tokens", "num_kept", "max_model_len"),
+    [(1, 4, 1, 10), (3, 4, 3, 10), (6, 4, 6, 10), (50, 4, 10, 14), (-1, 4, 6, 10), (-1, 4, 10, 20), (-1, None, 9, 10)],
+)
+def test_truncation_keeps_the_end_of_the_prompt(
+    keep: int, max_tokens: int | None, num_kept: int, max_model_len: int
+) -> None:
+    model = facts(max_model_len=max_model_len)
+    request = accepted(list(range(10)), model, truncate_prompt_tokens=keep, max_tokens=max_tokens)
+    assert request.prompt_token_ids.tolist() == list(range(10))[-num_kept:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,15 @@ from procengine.slot_lists import slot_lists
 VOCAB, SLOTS = 23, 4
 INF = float("inf")
 RULES = (PENALTIES, BIAS, EARLY_STOPS, BAD_WORDS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tables this small are slower on several."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 def float32(value: float) -> float:
@@ -167,7 +177,13 @@ def life_of(features: int, prompt: list[int], output: tuple[int, ...] = (), **va
     rules = {name: values.pop(name) for name in ("bad_words", "early_stop_ids", "logit_bias") if name in values}
     min_position = values.pop("min_position", 0)
     request = Request(
-        0, b"", "0", np.array(prompt, np.int32), 99, RowSampling(0, features=features, **values), rules=RowRules(**rules)
+        0,
+        b"",
+        "0",
+        np.array(prompt, np.int32),
+        99,
+        RowSampling(0, features=features, **values),
+        rules=RowRules(**rules),
     )
     request.min_position = min_position
     return Life(request, [*prompt, *output])
@@ -227,8 +243,18 @@ def test_slot_keeps_nothing_of_its_holder_before() -> None:
     worker = Worker()
     every = PENALTIES | BIAS | BAD_WORDS | EARLY_STOPS
     worker.place(
-        {0: life_of(every, [1, 2], (3,), bad_words=((3, 4), (5,)), early_stop_ids=(6, 7), min_position=50,
-                    logit_bias=((8, 5.0),), repetition_penalty=2.0)}
+        {
+            0: life_of(
+                every,
+                [1, 2],
+                (3,),
+                bad_words=((3, 4), (5,)),
+                early_stop_ids=(6, 7),
+                min_position=50,
+                logit_bias=((8, 5.0),),
+                repetition_penalty=2.0,
+            )
+        }
     )
     worker.step([0], torch.zeros(1, VOCAB), [3])
     new = life_of(every, [9], bad_words=((10,),), logit_bias=((11, 2.0),), frequency_penalty=1.0)

@@ -33,6 +33,9 @@ class FakePlanner:
     def add(self, request: Any) -> None: ...
     def finish(self, request: Any) -> None: ...
 
+    def take_failed(self) -> list[tuple[Any, str]]:
+        return []
+
     def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None:
         if not self.num_steps:
             return None

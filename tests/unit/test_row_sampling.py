@@ -82,7 +82,9 @@ def test_bits_are_different_and_the_lowest_are_the_samplers() -> None:
         (None, 2**63 - 1, 2, -(2**63) + 1),
     ],
 )
-def test_choices_have_consecutive_seeds_that_wrap_around(seed: int | None, drawn: int, index: int, expected: int) -> None:
+def test_choices_have_consecutive_seeds_that_wrap_around(
+    seed: int | None, drawn: int, index: int, expected: int
+) -> None:
     found = row_sampling(SamplingParams(seed=seed), drawn, index, VOCAB).seed
     assert found == expected
     assert np.array([found], np.int64)[0] == expected
@@ -120,7 +122,10 @@ def test_rules_hold_what_was_asked_for() -> None:
         ({"logprobs": 6}, "logprobs: at most 5 alternatives are allowed, got 6"),
         ({"prompt_logprobs": 6}, "prompt_logprobs: at most 5 alternatives are allowed, got 6"),
         ({"logit_bias": {VOCAB: 1.0}}, f"logit_bias: {VOCAB} is not a token of this model; ids go from 0 to 999"),
-        ({"allowed_token_ids": (0, 5000)}, "allowed_token_ids: 5000 is not a token of this model; ids go from 0 to 999"),
+        (
+            {"allowed_token_ids": (0, 5000)},
+            "allowed_token_ids: 5000 is not a token of this model; ids go from 0 to 999",
+        ),
     ],
 )
 def test_smp_06_limits_are_named_and_kept(params: dict[str, Any], text: str) -> None:

@@ -70,9 +70,7 @@ class Engine:
             processors=processors,
         )
 
-    def add(
-        self, prompt: list[int], max_tokens: int, sampling: RowSampling | None = None, **fields: Any
-    ) -> Request:
+    def add(self, prompt: list[int], max_tokens: int, sampling: RowSampling | None = None, **fields: Any) -> Request:
         sampling = sampling or RowSampling(0)
         key = len(self.tokens)
         array = np.array(prompt, np.int32)
@@ -143,13 +141,19 @@ def oracle_greedy(
 # --- speculation
 
 
+def six_tokens(logits: Tensor, context: LogitsContext) -> Tensor:
+    """What a random model says would hardly ever come again."""
+    logits[:, 6:] = -torch.inf
+    return logits
+
+
 @pytest.mark.parametrize(("num_speculative", "depth"), [(1, 1), (4, 1), (4, 2)])
-@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
 def test_speculation_changes_no_token(
     pair: tuple[Any, LlamaModel], temperature: float, num_speculative: int, depth: int
 ) -> None:
-    plain = Engine(pair[1], depth=depth)
-    drafting = Engine(pair[1], depth=depth, num_speculative_tokens=num_speculative)
+    plain = Engine(pair[1], depth=depth, processors=[six_tokens])
+    drafting = Engine(pair[1], depth=depth, processors=[six_tokens], num_speculative_tokens=num_speculative)
     for engine in (plain, drafting):
         for seed, prompt in enumerate([*PROMPTS[:2], PROMPTS[0] * 5]):
             features = RANDOM if temperature else 0
@@ -157,7 +161,7 @@ def test_speculation_changes_no_token(
         engine.run()
     assert drafting.tokens == plain.tokens
     counters = drafting.planner.counters
-    assert 0 < counters.num_accepted_tokens < counters.num_draft_tokens
+    assert 10 < counters.num_accepted_tokens < counters.num_draft_tokens
 
 
 def test_speculation_beside_rows_with_everything_else(pair: tuple[Any, LlamaModel]) -> None:
@@ -168,10 +172,11 @@ def test_speculation_beside_rows_with_everything_else(pair: tuple[Any, LlamaMode
         engine.add(PROMPTS[3], 30, RowSampling(0, features=GRAMMAR), grammar=ToyMasks())
         return engine.run()
 
-    plain = add_all(Engine(pair[1], max_num_batched_tokens=24))
-    drafting = add_all(Engine(pair[1], max_num_batched_tokens=24, num_speculative_tokens=3))
+    options: dict[str, Any] = {"max_num_batched_tokens": 24, "processors": [six_tokens]}
+    plain = add_all(Engine(pair[1], **options))
+    drafting = add_all(Engine(pair[1], **options, num_speculative_tokens=3))
     assert drafting.tokens == plain.tokens
-    assert drafting.planner.counters.num_accepted_tokens > 0
+    assert drafting.planner.counters.num_accepted_tokens > 5
     assert [len(drafting.logprobs[key]) for key in range(4)] == [0, 0, 20, 0]
     for (ids, values, ranks), (other_ids, other_values, other_ranks) in zip(
         drafting.logprobs[2], plain.logprobs[2], strict=True

@@ -67,7 +67,11 @@ def test_bias_says_what_all_get_and_who_gets_something_else(
     bias: Any, allowed: Any, fill: float, pairs: list[tuple[int, float]]
 ) -> None:
     (found,) = records(request(BIAS, logit_bias=bias, allowed_token_ids=allowed))
-    assert found == (SlotList.BIAS, 3, [*bits(fill), *(word for token, value in pairs for word in (token, *bits(value)))])
+    assert found == (
+        SlotList.BIAS,
+        3,
+        [*bits(fill), *(word for token, value in pairs for word in (token, *bits(value)))],
+    )
 
 
 @pytest.mark.parametrize("stops", [(), (2,), tuple(range(70))])

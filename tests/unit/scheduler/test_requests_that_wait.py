@@ -1,4 +1,4 @@
-"""Rows that cannot be planned ahead, and what only some rows ask for: proposals, grammars, prompt logprobs, min_tokens."""
+"""Rows that cannot be planned ahead, and what only some ask for: proposals, grammars, prompt logprobs, min_tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from procengine.errors import RequestFailedError
+from procengine.request import Request, RowSampling
+from procengine.row_features import GRAMMAR
 from procengine.scheduler.scheduler import SchedulerLimits
 from procengine.step_payload import SlotList
+from procengine.workflows.generate import GeneratePlanner
 from tests.unit.simulated_worker import VOCAB, Driver, ToyMasks, limits, token_by_prefix, token_of_few
 
 FEW = tuple(range(10, 15))
@@ -105,7 +109,14 @@ def test_random_runs_give_every_request_its_tokens_once(
 def test_random_runs_try_proposals_that_are_right_and_wrong_and_preempt_rows_that_do() -> None:
     accepted = rejected = preempted = 0
     for seed in range(8):
-        driver = driver_of(depth=1 + seed % 3, block_size=4, num_blocks=14, max_model_len=56, num_speculative_tokens=4)
+        driver = driver_of(
+            depth=1 + seed % 3,
+            block_size=4,
+            num_blocks=14,
+            max_model_len=56,
+            num_speculative_tokens=4,
+            plans_late=seed % 2 == 0,
+        )
         random_run(random.Random(seed), driver, 12, ("plain",))
         accepted += driver.worker.num_accepted
         rejected += driver.worker.num_rejected
@@ -173,15 +184,46 @@ def test_blocks_left_over_by_rejected_proposals_of_one_row_are_no_blocks_of_anot
         driver.run()
 
 
+def test_row_preempted_with_proposals_under_way_is_owed_one_result_of_all_their_tokens() -> None:
+    """Rows out of phase: the one that has to go is in the step in flight."""
+    owed: list[tuple[int, int]] = []
+    for seed in range(20):
+        driver = driver_of(
+            depth=2, block_size=1, num_blocks=40, max_model_len=40, num_speculative_tokens=4, plans_late=False
+        )
+        first = driver.add([10, 11] * 4, 30, seed=seed)
+        driver.send()
+        second = driver.add([11, 10] * 4, 30, seed=seed)
+        while driver.unfinished:
+            driver.send()
+            tokens = [len(r.token_ids) for r in (first, second) if r.slot < 0 and r.num_in_flight]
+            waiting = [r for r in (first, second) if r.slot < 0 and r.num_in_flight]
+            assert all(r.num_in_flight == 1 for r in waiting)
+            driver.receive()
+            owed += [
+                (before, len(r.token_ids)) for before, r in zip(tokens, waiting, strict=True) if not r.num_in_flight
+            ]
+        driver.run()
+    assert max(after - before for before, after in owed) > 1, owed
+
+
 @pytest.mark.parametrize("budget", [3, 4, 5])
 def test_proposals_that_find_no_room_in_the_step_are_cut_or_left(budget: int) -> None:
-    driver = driver_of(
-        depth=1, max_num_seqs=3, max_num_batched_tokens=budget, block_size=4, num_blocks=16, num_speculative_tokens=4
-    )
-    for seed in range(3):
-        driver.add([10, 11] * 4, 40, seed=seed)
-    driver.run()
-    assert driver.num_preemptions > 0, "and rows that were left without come back all the same"
+    num_preemptions = 0
+    for num_blocks in range(14, 30):
+        driver = driver_of(
+            depth=1,
+            max_num_seqs=3,
+            max_num_batched_tokens=budget,
+            block_size=4,
+            num_blocks=num_blocks,
+            num_speculative_tokens=4,
+        )
+        for seed in range(3):
+            driver.add([10 + seed], 50, seed=seed)  # all start in one step, and stay together
+        driver.run()
+        num_preemptions += driver.num_preemptions
+    assert num_preemptions > 0, "and rows that were left without come back all the same"
 
 
 def test_rows_whose_logits_depend_on_their_tokens_try_no_proposals() -> None:
@@ -370,3 +412,52 @@ def test_row_that_comes_back_brings_its_whole_history() -> None:
     assert all(data[0] == 8 for data in histories)
     assert len(histories[0]) == 1 + 8
     assert len(histories[1]) > 1 + 8
+
+
+class Brittle(ToyMasks):
+    """Gives up when it has had so many tokens."""
+
+    def __init__(self, limit: int, *, in_mask: bool) -> None:
+        super().__init__()
+        self.limit = limit
+        self.in_mask = in_mask
+
+    def fill_mask(self, row: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+        if self.in_mask and len(self.fed) == self.limit:
+            raise RequestFailedError("too complex")
+        super().fill_mask(row)
+
+    def consume(self, token_id: int) -> None:
+        if not self.in_mask and len(self.fed) == self.limit:
+            raise RequestFailedError("too complex")
+        super().consume(token_id)
+
+
+@pytest.mark.parametrize("in_mask", [False, True])
+@pytest.mark.parametrize("limit", [0, 3])
+def test_grammar_that_gives_up_fails_its_request_and_no_other(limit: int, in_mask: bool) -> None:
+    bench = GeneratePlanner(limits())
+    key = np.array([5, 6, 7], np.int32)
+    failing = Request(0, b"", "0", key, 30, RowSampling(0, features=GRAMMAR), grammar=Brittle(limit, in_mask=in_mask))
+    free = Request(1, b"", "1", key, 30, RowSampling(0))
+    for request in (failing, free):
+        bench.add(request)
+    scheduler = bench.scheduler
+    for _ in range(limit + 1):
+        plan = scheduler.schedule()
+        assert plan is not None
+        slots = plan.sample_slots()
+        tokens = [next(t for t in range(3) if slot != failing.slot or failing_allows(failing, t)) for slot in slots]
+        scheduler.apply(
+            slots, scheduler.table.keys[slots], scheduler.table.num_tokens[slots], np.array(tokens, np.int32)
+        )
+    assert [(request.key, error) for request, error in bench.take_failed()] == [(0, "too complex")]
+    assert bench.take_failed() == []
+    bench.finish(failing)
+    scheduler.check_integrity()
+    assert scheduler.history(free).size == 3 + limit + 1
+
+
+def failing_allows(request: Request, token: int) -> bool:
+    assert isinstance(request.grammar, ToyMasks)
+    return request.grammar.allows(token)
