@@ -21,6 +21,8 @@ __all__ = ["InputBuilder"]
 
 Int32s = NDArray[np.int32]
 
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True, slots=True)
 class _Unchanged:
@@ -112,7 +114,8 @@ class InputBuilder:
 
 def _slot_row(request: Request) -> list[int]:
     sampling = request.sampling
-    reals = np.array([sampling.temperature, sampling.top_p, sampling.min_p], np.float32).view(np.int32).tolist()
+    temperature = min(sampling.temperature, _MAX_FLOAT32)  # beyond it every token is as likely as the other
+    reals = np.array([temperature, sampling.top_p, sampling.min_p], np.float32).view(np.int32).tolist()
     words = np.array([request.key, sampling.seed], np.int64).view(np.int32).tolist()
     top_k = min(sampling.top_k, np.iinfo(np.int32).max)
     row = [request.slot, *words, reals[0], top_k, reals[1], reals[2], sampling.num_logprobs]

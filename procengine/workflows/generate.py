@@ -51,6 +51,10 @@ def accept(body: GenerateBody, token_ids: list[int], facts: ModelFacts, identity
     """
     params = body.sampling_params
     prompt = check_prompt(token_ids, facts)
+    if len(prompt) > facts.pool_tokens:
+        raise InvalidRequestError(
+            f"prompt: has {len(prompt)} tokens, the KV cache of a worker holds {facts.pool_tokens}"
+        )
     _check_params(params, facts)
     if not -_MAX_PRIORITY <= body.priority <= _MAX_PRIORITY:
         raise InvalidRequestError(f"priority: must be within ±{_MAX_PRIORITY}, got {body.priority}")
