@@ -194,6 +194,33 @@ def test_smp_12_none_is_off_and_zero_is_the_chosen_token_alone(smollm2: RunningG
     )
 
 
+# --- odd but lawful sampling parameters
+
+
+def test_smp_02_very_small_temperatures_are_greedy(smollm2: RunningGroup) -> None:
+    temperatures = [1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-38, 5e-324, 0.0]
+    cold = [SamplingParams(temperature=value, max_tokens=12, seed=7, logprobs=0) for value in temperatures]
+    warm = SamplingParams(temperature=1.0, max_tokens=12, seed=7, ignore_eos=True)
+    *found, neighbour = smollm2.generate([P2.text] * (len(cold) + 1), [*cold, warm])
+    for output in found:
+        assert output.outputs[0].token_ids == P2.token_ids
+        for at, token in zip(output.outputs[0].logprobs or [], P2.token_ids, strict=True):
+            assert -10 < at[token].logprob <= 0
+    assert neighbour.outputs[0].token_ids == smollm2.client.generate(P2.text, warm).outputs[0].token_ids
+
+
+def test_smp_03_top_k_at_and_beyond_its_bounds(smollm2: RunningGroup) -> None:
+    values = [-1, 0, VOCAB_SIZE, VOCAB_SIZE + 1, 9999999, 2**40, VOCAB_SIZE - 1, 1, 5]
+    params = [SamplingParams(top_k=value, seed=7, max_tokens=12, ignore_eos=True) for value in values]
+    found = smollm2.generate([P2.text] * (len(values) + 1), [*params, greedy(12)])
+    off, *others = [output.outputs[0].token_ids for output in found]
+    assert others[:6] == [off] * 6  # also all but the last token: it is not the one to be drawn
+    assert others[6] == others[8] == P2.token_ids
+    assert others[7] == smollm2.client.generate(P2.text, params[8]).outputs[0].token_ids
+    with pytest.raises(InvalidRequestError, match=r"^top_k: .* -2"):
+        SamplingParams(top_k=-2)
+
+
 # --- validation
 
 

@@ -115,7 +115,7 @@ def test_nothing_outlives_a_script_that_never_called_close(start: Start, ending:
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM))],
     ids=lambda number: number.name,
 )
 def test_nothing_outlives_a_script_that_is_killed_at_work(start: Start, number: signal.Signals) -> None:

@@ -188,13 +188,13 @@ def test_a_group_takes_over_the_directory_of_a_killed_one_and_sweeps_the_others(
     (root / "no group").rmdir()
 
 
-def test_of_several_that_start_at_once_under_one_name_one_wins(model: Path, tmp_path: Path) -> None:
-    groups = [Served(model, tmp_path, name="contested") for _ in range(3)]
+def test_of_two_that_start_at_once_under_one_name_one_wins(model: Path, tmp_path: Path) -> None:
+    groups = [Served(model, tmp_path, name="contested") for _ in range(2)]
     try:
-        wait_until(lambda: sum(g.process.poll() is not None for g in groups) == 2, "two have given up", 20)
+        wait_until(lambda: any(group.process.poll() is not None for group in groups), "one has given up", 20)
         (winner,) = (group for group in groups if group.process.poll() is None)
         expect_answers(winner.wait_ready())
-        assert [group.process.returncode for group in groups if group is not winner] == [1, 1]
+        assert [group.process.returncode for group in groups if group is not winner] == [1]
     finally:
         for group in groups:
             group.stop()
