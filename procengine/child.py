@@ -17,11 +17,12 @@ import gc
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import zmq
@@ -65,12 +66,11 @@ def run_child(role: str, main: Callable[[Child], None]) -> None:
     `main` flushes its own sockets before it returns; threads that still block on others end with the process.
     """
     child = _start(role)
+    threading.excepthook = lambda failed: _fail(child, failed.exc_value)  # a process without one of its threads hangs
     try:
         main(child)
     except Exception as error:  # noqa: BLE001 - the top of a process: whatever it is, the supervisor must hear of it
-        traceback.print_exc()
-        _report(child, Failed(role, child.rank, f"{type(error).__name__}: {error}", traceback.format_exc()))
-        os._exit(1)
+        _fail(child, error)
     sys.stderr.flush()
     os._exit(0)
 
@@ -90,6 +90,13 @@ def run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
     if failures:
         raise failures[0]
+
+
+def _fail(child: Child, error: BaseException | None) -> NoReturn:
+    traceback.print_exception(error)
+    text = "".join(traceback.format_exception(error))
+    _report(child, Failed(child.role, child.rank, f"{type(error).__name__}: {error}", text))
+    os._exit(1)
 
 
 def _report(child: Child, message: Failed) -> None:

@@ -81,6 +81,11 @@ class ChildProcess:
         """Whether it runs; reaps it if it does not."""
         return self._process.poll() is None
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether it has ended by itself, with an error."""
+        return not self.is_alive and self._process.returncode > 0
+
     def forward_log(self) -> bool:
         """Pass on what the child wrote. False: it closed its end."""
         try:

@@ -49,8 +49,17 @@ def is_alive(run_dir: str | Path) -> bool:
 
 
 def is_gone(group: GroupInfo) -> bool:
-    """Whether a group is known to have ended. Of one that runs elsewhere nothing is known."""
-    return bool(group.run_dir) and not is_alive(group.run_dir)
+    """Whether a group is known to have ended. Of one that runs elsewhere nothing is known.
+
+    Another one may have taken its name and directory since (a service manager restarts what was killed): it is known by
+    its processes, and its supervisor removes the old description before it writes its own.
+    """
+    if not group.run_dir:
+        return False
+    if not is_alive(group.run_dir):
+        return True
+    described = _read(Path(group.run_dir))
+    return bool(group.pids) and (described is None or described.pids != group.pids)
 
 
 def running_groups(root: Path | None = None) -> list[GroupInfo]:

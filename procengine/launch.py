@@ -23,6 +23,22 @@ from procengine.errors import StartupError
 __all__ = ["Group", "launch_group"]
 
 _CLOSE_WAIT_S = 20.0
+_pipes: set[int] = set()  # our ends of the death pipes
+
+
+def _close_pipe(pipe_fd: int) -> None:
+    if pipe_fd in _pipes:  # otherwise this is a forked child, and it never was its own
+        _pipes.remove(pipe_fd)
+        os.close(pipe_fd)
+
+
+def _close_all_pipes() -> None:
+    for pipe_fd in list(_pipes):
+        _close_pipe(pipe_fd)
+
+
+# A forked child (multiprocessing's are) has copies, and the supervisor would wait for them to close as well.
+os.register_at_fork(after_in_child=_close_all_pipes)
 
 
 class Group:
@@ -41,7 +57,7 @@ class Group:
     def close(self) -> int:
         """End the group and wait for it. Returns the supervisor's exit status; closing twice is fine."""
         if self._pipe_fd is not None:
-            os.close(self._pipe_fd)
+            _close_pipe(self._pipe_fd)
             self._pipe_fd = None
         return _wait(self._process)
 
@@ -59,6 +75,7 @@ def launch_group(config: EngineConfig, *, log_to: IO[bytes] | int | None = None)
         StartupError: it did not come up; says which process failed and shows its last log lines.
     """
     death_pipe, pipe_fd = os.pipe()
+    _pipes.add(pipe_fd)
     config_fd = memory_file(msgspec.json.encode(config))
     arguments = ["--config-fd", str(config_fd), "--launcher-fd", str(death_pipe)]
     process = subprocess.Popen(
@@ -74,7 +91,7 @@ def launch_group(config: EngineConfig, *, log_to: IO[bytes] | int | None = None)
     try:
         ready = _read_ready(process, config.group.start_timeout_s)
     except BaseException:
-        os.close(pipe_fd)
+        _close_pipe(pipe_fd)
         _wait(process)
         raise
     return Group(process, pipe_fd, ready)

@@ -65,7 +65,7 @@ class LLM:
         except BaseException:
             group.close()
             raise
-        self._finalizer = weakref.finalize(self, _end, self._client, group)
+        self._finalizer = weakref.finalize(self, _end, os.getpid(), self._client, group)
 
     @property
     def config(self) -> EngineConfig:
@@ -165,6 +165,8 @@ def _with_progress(total: int, use_tqdm: bool, run: Callable[[Callable[[], objec
         return run(lambda: bar.update(1))
 
 
-def _end(client: Client, group: Group) -> None:
+def _end(owner: int, client: Client, group: Group) -> None:
+    if os.getpid() != owner:
+        return  # a forked child: both are its parent's
     client.close()
     group.close()

@@ -37,12 +37,9 @@ def claim_run_dir(path: Path) -> int:
     with _locked_root(path.parent):
         path.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not _lock(lock):
             os.close(lock)
-            text = f"name: a group named {path.name!r} is running already; stop it or choose another"
-            raise ConfigError(text) from error
+            raise ConfigError(f"name: a group named {path.name!r} is running already; stop it or choose another")
         for leftover in path.iterdir():
             if leftover.name != "lock":
                 leftover.unlink()

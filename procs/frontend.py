@@ -104,8 +104,11 @@ class Frontend:
         num_workers = child.config.worker.num_workers
         # A frame over the limit drops the connection, so the limit here is a backstop; _on_submit tells the client.
         backstop = 2 * child.config.limits.max_request_bytes + 65536
-        self._to_workers = [ipc.bind(context, zmq.PUSH, child.endpoint(f"steps-{rank}")) for rank in range(num_workers)]
-        self._to_output = ipc.bind(context, zmq.PUSH, child.endpoint("register"))
+        # Whoever sends connects: a PUSH that is bound blocks as soon as its peer is dead, one that connects queues.
+        self._to_workers = [
+            ipc.connect(context, zmq.PUSH, child.endpoint(f"steps-{rank}")) for rank in range(num_workers)
+        ]
+        self._to_output = ipc.connect(context, zmq.PUSH, child.endpoint("register"))
         self._client_socket = ipc.bind(context, zmq.ROUTER, child.endpoint("frontend"), max_message_bytes=backstop)
         results = ipc.bind(context, zmq.PULL, child.endpoint("results"))
         from_output = ipc.bind(context, zmq.PULL, child.endpoint("feedback"))

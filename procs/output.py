@@ -65,7 +65,7 @@ class Output:
         context = child.context
         self._client_socket = ipc.bind(context, zmq.ROUTER, child.endpoint("output"))
         self._to_frontend = ipc.connect(context, zmq.PUSH, child.endpoint("feedback"))
-        from_frontend = ipc.connect(context, zmq.PULL, child.endpoint("register"))
+        from_frontend = ipc.bind(context, zmq.PULL, child.endpoint("register"))
         results = ipc.bind(context, zmq.PULL, child.endpoint("text"))
         self._registers = ipc.SocketReader(loop, from_frontend, self._on_frontend, self._flush)
         self._results = ipc.SocketReader(loop, results, self._on_result, self._flush)
@@ -145,10 +145,12 @@ class Output:
                 self._child.control.send(encode(ChildStats(query_id, "ready", self._num_unfinished)))
                 self._control.poke()
             case Shutdown(error):
-                self._is_ending = True
                 if error:
                     self._end_all(error)
-                self._flush()  # without an error, results may still be on their way: the last one ends us
+                    self._on_end()
+                    return
+                self._is_ending = True
+                self._flush()  # results may still be on their way: the last one ends us
             case Drain():  # draining is the frontend's business
                 pass
 

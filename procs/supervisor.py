@@ -50,6 +50,7 @@ __all__ = ["main", "run_group"]
 
 _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
+_LAST_WORDS_S = 0.3
 
 
 class Supervisor:
@@ -189,9 +190,19 @@ class Supervisor:
             return
         self._unwatch(child.pidfd)
         if self._state in ("starting", "ready", "draining"):
+            self._hear_last_words(child)
             self._fail(child.describe_end())
         elif not any(c.is_alive for c in self._children):
             self._state = "gone"
+        elif child.role == "output" and not self._error:
+            self._shut_down("frontend", "worker")
+
+    def _hear_last_words(self, child: ChildProcess) -> None:
+        """One that gave up has said why, but its death may be known a moment before its message is here."""
+        deadline_s = time.monotonic() + _LAST_WORDS_S
+        while child.gave_up and child.failure is None and (left_s := deadline_s - time.monotonic()) > 0:
+            if self._control.poll(int(1e3 * left_s)):
+                self._on_control()
 
     # --- end
 
@@ -204,7 +215,13 @@ class Supervisor:
         """Tell everybody to end; what does not within the grace time is killed."""
         self._state = "stopping"
         self._deadline_s = time.monotonic() + _STOP_GRACE_S
-        for role in ("output", "frontend", "worker"):
+        if error:
+            self._shut_down("output", "frontend", "worker", error=error)
+        else:
+            self._shut_down("output")  # alone: while its last texts are under way, nobody may say "gone"
+
+    def _shut_down(self, *roles: str, error: str | None = None) -> None:
+        for role in roles:
             self._send_to(role, Shutdown(error))
 
     def _fail(self, error: str) -> None:

@@ -53,12 +53,12 @@ def main(child: Child) -> None:
     identity = WorkerIdentity(child.rank, epoch=0)
     steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
     outputs: queue.SimpleQueue[Output | None] = queue.SimpleQueue()
+    step_socket = ipc.bind(child.context, zmq.PULL, child.endpoint(f"steps-{child.rank}"))
     device = _open_device(child)
 
     result_context = ipc.make_context()  # of its own, so that it can be flushed while other sockets are in use
     to_frontend = ipc.connect(result_context, zmq.PUSH, child.endpoint("results"))
     to_output = ipc.connect(result_context, zmq.PUSH, child.endpoint("text"))
-    step_socket = ipc.connect(child.context, zmq.PULL, child.endpoint(f"steps-{child.rank}"))
     to_frontend.send(encode(WorkerReady(child.rank, identity.epoch, device.num_blocks)))
     child.say_ready({"num_blocks": device.num_blocks, **device.facts})
 

@@ -184,7 +184,7 @@ class Scheduler:
 
     def _schedule_drafts(self, plan: StepPlan, slots: Int32s, drafts: dict[int, Int32s]) -> tuple[Int32s, Int32s]:
         """Turn rows with proposals into chunks that sample everywhere. Returns the rows that are left, a pass each."""
-        budget = self.limits.max_num_batched_tokens - slots.size
+        budget = self.limits.max_num_batched_tokens // 2 - slots.size  # the other half is for prompts
         is_left = np.ones(slots.size, np.bool_)
         for row, slot in enumerate(slots.tolist()):
             if budget <= 0:

@@ -49,9 +49,10 @@ class Grammar:
         self._check()  # what is in the row after an error allows the end tokens, as if the text were complete
 
     def consume(self, token_id: int) -> None:
-        """Go on by one token, which the mask allowed. After an end token more of them may come, and change nothing.
+        """Go on by one token. After an end token more of them may come, and change nothing.
 
-        Raises RequestFailedError when the grammar has become too complex, AssertionError for a token it refuses.
+        Raises RequestFailedError when the grammar has become too complex, or refuses the token: its mask did not allow
+        it, so the request's other rules (bad words, allowed tokens) left the sampler nothing that all of them allow.
         """
         assert 0 <= token_id < self._vocab_size, f"token {token_id} is outside the vocabulary"
         self._check()
@@ -59,7 +60,8 @@ class Grammar:
             return
         accepted = self._matcher.try_consume_tokens([token_id]) == 1
         self._check()
-        assert accepted, f"the grammar refuses token {token_id}, which its mask cannot have allowed"
+        if not accepted:
+            raise RequestFailedError("structured_outputs: no token is left that the grammar and all other rules allow")
 
     def _check(self) -> None:
         if self._matcher.is_error():

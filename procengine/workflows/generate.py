@@ -65,6 +65,10 @@ def accept(body: GenerateBody, prepared: Prepared, facts: ModelFacts, identity: 
     params = body.sampling_params
     check_params(params, facts)
     prompt = check_prompt(_truncated(prepared.token_ids, params, facts), facts)
+    if len(prompt) > facts.pool_tokens:
+        raise InvalidRequestError(
+            f"prompt: has {len(prompt)} tokens, the KV cache of a worker holds {facts.pool_tokens}"
+        )
     if not -_MAX_PRIORITY <= body.priority <= _MAX_PRIORITY:
         raise InvalidRequestError(f"priority: must be within ±{_MAX_PRIORITY}, got {body.priority}")
     # The pool bounds a request too: one that outgrows it alone could never go on, so it ends by length.

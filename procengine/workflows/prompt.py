@@ -108,10 +108,6 @@ def check_prompt(token_ids: list[int], facts: ModelFacts) -> NDArray[np.int32]:
         raise InvalidRequestError(
             f"prompt: has {len(token_ids)} tokens, the context limit (max_model_len) is {facts.max_model_len}"
         )
-    if len(token_ids) > facts.pool_tokens:
-        raise InvalidRequestError(
-            f"prompt: has {len(token_ids)} tokens, the KV cache of a worker holds {facts.pool_tokens}"
-        )
     low, high = min(token_ids), max(token_ids)
     if low < 0 or high >= facts.vocab_size:
         wrong = low if low < 0 else high

@@ -60,9 +60,7 @@ def smollm2_oracle(smollm2_gguf: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def smollm2_copy(
-    smollm2_oracle: Any, smollm2: RunningGroup, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def smollm2_copy(smollm2_oracle: Any, smollm2: RunningGroup, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What transformers saves of that: a Hugging Face folder with safetensors. The tokenizer is ours: see LOD-04."""
     folder = tmp_path_factory.mktemp("smollm2-copy")
     save_plain_copy(smollm2_oracle, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import time
@@ -14,6 +15,7 @@ from typing import Any, Self
 import msgspec
 
 from procengine import Client, RequestOutput, SamplingParams
+from procengine.client_bodies import Prompt
 from procengine.groups import find_group
 from procengine.launch import launch_group
 from procengine.outputs import StreamDelta
@@ -33,6 +35,7 @@ class RunningGroup:
             group = stack.enter_context(launch_group(self.config, log_to=self._log))
             self.client = stack.enter_context(Client(group.endpoint))
             self.pids = dict(find_group(group.endpoint).pids)
+            self._salts = (f"salt {number}" for number in itertools.count())
             self._stack = stack.pop_all()
 
     @property
@@ -42,13 +45,18 @@ class RunningGroup:
 
     def generate(
         self,
-        prompts: Sequence[Sequence[int] | str],
+        prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams],
         *,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
         """All prompts at once; requests with different salts share no cached prefix."""
-        return self.client.generate(list(prompts), params, cache_salt=cache_salt)
+        several: list[Prompt] = list(prompts)
+        return self.client.generate(several, params, cache_salt=cache_salt)
+
+    def new_salt(self) -> str:
+        """A cache salt that no request has had: with it the prefix cache is cold."""
+        return next(self._salts)
 
     def num_preemptions(self) -> int:
         """Since it was asked the last time."""
@@ -56,7 +64,7 @@ class RunningGroup:
 
     def num_open_files(self) -> dict[str, int]:
         """Descriptors that each process holds."""
-        return {name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in self.pids.items()}
+        return {name: len(list(Path(f"/proc/{pid}/fd").iterdir())) for name, pid in self.pids.items()}
 
     def __enter__(self) -> Self:
         return self

@@ -15,7 +15,7 @@ __all__ = ["P1", "P2", "P3", "P4", "P5", "SMOLLM2_OPTIONS", "Prompt", "greedy", 
 SMOLLM2_OPTIONS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
-    "threads": 2,
+    "threads": 1,
     "max_model_len": 768,
     "max_num_seqs": 40,
     "num_blocks": 640,

@@ -12,8 +12,8 @@ import pytest
 from procengine import LLM, RequestOutput
 from procengine.tokenizer import Tokenizer
 from tests.e2e.conftest import TinyGroups
-from tests.e2e.greedy_oracle import best_tokens, greedy_run
 from tests.e2e.modes import ALL_MODES, FAST_MODES, Mode
+from tests.e2e.oracle import GreedyRun, best_tokens, greedy_run
 from tests.e2e.running_group import RunningGroup
 from tests.e2e.smollm2 import SMOLLM2_OPTIONS, greedy
 from tests.e2e.tiny_folders import FAMILIES
@@ -35,9 +35,7 @@ def num_cached(outputs: list[RequestOutput]) -> list[int]:
 
 def run(group: RunningGroup, case: TinyCase, indices: list[int], salt: str) -> tuple[Answers, list[int]]:
     """Answers of the prompts at `indices`, in the order of the prompts; and how much of each was cached."""
-    outputs = group.generate(
-        [case.prompts[i] for i in indices], [case.params[i] for i in indices], cache_salt=salt
-    )
+    outputs = group.generate([case.prompts[i] for i in indices], [case.params[i] for i in indices], cache_salt=salt)
     in_order = [output for _, output in sorted(zip(indices, outputs, strict=True), key=lambda pair: pair[0])]
     assert [output.prompt_token_ids for output in in_order] == [case.prompts[i] for i in sorted(indices)]
     return answers(in_order), num_cached(in_order)
@@ -45,13 +43,14 @@ def run(group: RunningGroup, case: TinyCase, indices: list[int], salt: str) -> t
 
 def check_calm(group: RunningGroup, case: TinyCase) -> None:
     """With room for all: each batch with a cold cache, then again with its prompts in the cache."""
+    salt = group.new_salt()
     group.num_preemptions()
     for batch in fitting_batches(case.prompts, MAX_TOKENS):
         expected = [case.expected[i] for i in batch]
-        cold, cached = run(group, case, batch, "calm")
+        cold, cached = run(group, case, batch, salt)
         assert cold == expected
         assert not any(cached)
-        warm, cached = run(group, case, batch, "calm")
+        warm, cached = run(group, case, batch, salt)
         assert warm == expected
         assert cached == [(len(case.prompts[i]) - 1) // 16 * 16 for i in batch]
     assert group.num_preemptions() == 0
@@ -59,19 +58,19 @@ def check_calm(group: RunningGroup, case: TinyCase) -> None:
 
 def check_crowded(group: RunningGroup, case: TinyCase) -> None:
     """All at once in a pool that holds a quarter of them: with a cold cache, then with the remains of that run."""
-    everything = list(range(len(case.prompts)))
+    everything, salt = list(range(len(case.prompts))), group.new_salt()
     group.num_preemptions()
-    cold, _ = run(group, case, everything, "crowded")
+    cold, _ = run(group, case, everything, salt)
     assert cold == case.expected
     assert group.num_preemptions() > 0
-    warm, cached = run(group, case, everything[::-1], "crowded")  # the last ones first: they are still cached
+    warm, cached = run(group, case, everything[::-1], salt)  # the last ones first: they are still cached
     assert warm == case.expected
     assert sum(cached) > 0
     assert group.num_preemptions() > 0
 
 
 def check_oracle(case: TinyCase) -> None:
-    """There is one right answer: no second best token comes close. And an end token ends some prompts and not others."""
+    """There is one right answer: no second best token comes close. Some prompts end by an end token, others do not."""
     assert sorted(map(len, case.prompts)) == sorted(LENGTHS)
     assert min(chain.from_iterable(run.gaps for run in case.runs)) > _MIN_GAP, "give the model another seed"
     reasons = [reason for _, reason in case.expected]
@@ -133,10 +132,10 @@ _SMOLLM2_MODES: dict[str, dict[str, Any]] = {
     "depth3-steps4-chunked-crowded": {
         "async_depth": 3,
         "decode_steps": 4,
-        "max_num_batched_tokens": 64,
+        "max_num_batched_tokens": 256,
         "num_blocks": 48,
     },
-    "steps4-workers2": {"decode_steps": 4, "workers": 2, "threads": 1},
+    "steps4-workers2": {"decode_steps": 4, "workers": 2},
 }
 
 
@@ -149,25 +148,43 @@ def text_prompts(smollm2: RunningGroup) -> list[list[int]]:
     return [token_ids[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)]
 
 
-def check_smollm2(group: RunningGroup, oracle: Any, prompts: list[list[int]]) -> None:
+class Judge:
+    """The oracle's best tokens; what was asked before is known."""
+
+    def __init__(self, oracle: Any) -> None:
+        self._oracle = oracle
+        self._known: dict[tuple[int, ...], GreedyRun] = {}
+
+    def best_tokens(self, prompt: list[int], token_ids: list[int]) -> GreedyRun:
+        key = (len(prompt), *prompt, *token_ids)
+        if key not in self._known:
+            self._known[key] = best_tokens(self._oracle, prompt, token_ids)
+        return self._known[key]
+
+
+@pytest.fixture(scope="module")
+def judge(smollm2_oracle: Any) -> Judge:
+    return Judge(smollm2_oracle)
+
+
+def check_smollm2(group: RunningGroup, judge: Judge, prompts: list[list[int]]) -> None:
     """Every token is the oracle's best one after the tokens before it."""
     params = greedy(_SMOLLM2_TOKENS, ignore_eos=True)
     found = [output.outputs[0].token_ids for output in group.generate(prompts, params, cache_salt="greedy")]
+    num_close = 0
     for prompt, token_ids in zip(prompts, found, strict=True):
         assert len(token_ids) == _SMOLLM2_TOKENS
-        best = best_tokens(oracle, prompt, token_ids)
+        best = judge.best_tokens(prompt, token_ids)
         is_close = [gap < _MIN_GAP for gap in best.gaps]
-        assert [a == b or close for a, b, close in zip(token_ids, best.token_ids, is_close, strict=True)] == [
-            True
-        ] * _SMOLLM2_TOKENS
-        assert sum(is_close) <= 1
+        num_close += sum(is_close)
+        is_right = [a == b or close for a, b, close in zip(token_ids, best.token_ids, is_close, strict=True)]
+        assert all(is_right), (len(prompt), token_ids, best)
+    assert num_close <= 2  # of 384
 
 
 @pytest.mark.model
-def test_smollm2_as_the_defaults_have_it(
-    smollm2: RunningGroup, smollm2_oracle: Any, text_prompts: list[list[int]]
-) -> None:
-    check_smollm2(smollm2, smollm2_oracle, text_prompts)
+def test_smollm2_as_the_defaults_have_it(smollm2: RunningGroup, judge: Judge, text_prompts: list[list[int]]) -> None:
+    check_smollm2(smollm2, judge, text_prompts)
 
 
 @pytest.mark.slow
@@ -186,10 +203,8 @@ def test_smollm2_against_generate(smollm2: RunningGroup, smollm2_oracle: Any, te
 @pytest.mark.model
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", _SMOLLM2_MODES)
-def test_smollm2_in_other_modes(
-    mode: str, smollm2_gguf: Path, smollm2_oracle: Any, text_prompts: list[list[int]]
-) -> None:
+def test_smollm2_in_other_modes(mode: str, smollm2_gguf: Path, judge: Judge, text_prompts: list[list[int]]) -> None:
     with RunningGroup(smollm2_gguf, **(SMOLLM2_OPTIONS | _SMOLLM2_MODES[mode])) as group:
         for _ in range(2):  # with a cold cache, then with a warm one
-            check_smollm2(group, smollm2_oracle, text_prompts)
+            check_smollm2(group, judge, text_prompts)
             assert (group.num_preemptions() > 0) == ("crowded" in mode)

@@ -51,7 +51,7 @@ def seeded(tiny_groups: TinyGroups) -> Seeded:
     prompts = random_prompts(_LENGTHS, seed=11)
     params = [sampled(100 + index, **filters[index % len(filters)]) for index in range(len(prompts))]
     alone = [
-        token_ids(group.generate([prompt], of_one, cache_salt="alone"))[0]
+        token_ids(group.generate([prompt], of_one, cache_salt=group.new_salt()))[0]
         for prompt, of_one in zip(prompts, params, strict=True)
     ]
     assert all(len(tokens) == _MAX_TOKENS for tokens in alone)
@@ -69,9 +69,10 @@ def test_filters_and_seeds_matter(seeded: Seeded, tiny_groups: TinyGroups) -> No
 
 def test_in_a_batch_of_sixteen(seeded: Seeded, tiny_groups: TinyGroups) -> None:
     group = tiny_groups[_ALONE]
+    salt = group.new_salt()
     group.num_preemptions()
     for _ in range(2):  # the second time with prompts in the cache
-        assert token_ids(group.generate(seeded.prompts, seeded.params, cache_salt="batch")) == seeded.alone
+        assert token_ids(group.generate(seeded.prompts, seeded.params, cache_salt=salt)) == seeded.alone
     assert group.num_preemptions() == 0
 
 

@@ -1,4 +1,4 @@
-"""Tiny random models of each family as Hugging Face folders, tokenizer included: what a user would serve, in miniature."""
+"""Tiny random models of each family as Hugging Face folders, tokenizer included: what users serve, in miniature."""
 
 from __future__ import annotations
 

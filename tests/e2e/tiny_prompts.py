@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from procengine import SamplingParams
-from tests.e2e.greedy_oracle import GreedyRun, greedy_run, one_thread
 from tests.e2e.modes import BLOCK_SIZE, NUM_BLOCKS
+from tests.e2e.oracle import GreedyRun, greedy_run
 from tests.e2e.tiny_folders import VOCAB_SIZE, build_tiny_model, save_folder
 
 __all__ = ["LENGTHS", "MAX_TOKENS", "TinyCase", "fitting_batches", "make_tiny_case", "random_prompts"]
@@ -46,8 +46,7 @@ def make_tiny_case(family: str, folder: Path) -> TinyCase:
     model = build_tiny_model(family)
     lengths = random.Random(2).sample(LENGTHS, len(LENGTHS))
     prompts = random_prompts(lengths, seed=3)
-    with one_thread():
-        runs = [greedy_run(model, prompt, MAX_TOKENS) for prompt in prompts]
+    runs = [greedy_run(model, prompt, MAX_TOKENS) for prompt in prompts]
     ignores_eos = [index % 2 == 0 for index in range(len(prompts))]
     eos = _token_that_ends_some([run for run, ignores in zip(runs, ignores_eos, strict=True) if not ignores])
     params = [SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=ignores) for ignores in ignores_eos]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 import zmq
@@ -49,8 +50,7 @@ class Canary:
         """Remember how it is, after a first request (some descriptors are opened by it)."""
         canary = cls(group, pool_tokens, {}, "")
         canary._try_requests()
-        fds = {role: num_open_fds(pid) for role, pid in group.pids.items()}
-        return cls(group, pool_tokens, fds, group.log)
+        return cls(group, pool_tokens, _settled_fds(group), group.log)
 
     def with_log(self) -> Canary:
         """The same, with the log as it is now: one test's traceback is not the next one's failure."""
@@ -78,3 +78,17 @@ class Canary:
                 client.wait_end(request_id, 5.0)
                 token_ids = client.token_ids(request_id)
                 assert token_ids == tokens_of(key_of(token_ids[0], length), length, count)
+
+
+def _settled_fds(group: Served) -> dict[str, int]:
+    """How many descriptors each process has open, once that has stopped changing.
+
+    The group's own connections are tried every 100 ms until they stand; one that no request needs may come later.
+    """
+    fds: dict[str, int] = {}
+    for _ in range(20):
+        before, fds = fds, {role: num_open_fds(pid) for role, pid in group.pids.items()}
+        if fds == before:
+            break
+        time.sleep(0.25)
+    return fds

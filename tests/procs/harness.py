@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -30,11 +30,13 @@ __all__ = [
     "NUM_SPECIAL",
     "VOCAB_SIZE",
     "Served",
+    "as_ids",
     "children_of",
     "cli",
     "cpu_seconds",
     "descendants",
     "finish",
+    "has_line",
     "is_running",
     "key_of",
     "make_model",
@@ -124,8 +126,13 @@ def make_model(folder: Path, *, chat_template: bool = True, max_position_embeddi
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    return _status(pid).get("State", "X")[0] not in "XZ"
+    """Whether the process exists and is no zombie; one whose first thread is gone may still hold files and locks."""
+    if _status(pid).get("State", "X")[0] not in "XZ":
+        return True
+    try:
+        return len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+    except OSError:
+        return False
 
 
 def children_of(pid: int) -> list[int]:
@@ -182,15 +189,16 @@ class Served:
     """A group run by `procengine serve`, with its output in files. `stop` ends it, whatever state it is in."""
 
     def __init__(
-        self, model: Path, folder: Path, *options: object, name: str = "g", env: dict[str, str] | None = None
+        self, model: Path, folder: Path, *options: object, name: str | None = "g", env: dict[str, str] | None = None
     ) -> None:
         self.name = name
         self.log_path = folder / f"{name}.log"
+        named = () if name is None else ("--name", name)
         self.pids: dict[str, int] = {}
         self.ready: dict[str, Any] = {}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                cli("serve", model, "--device", "mock", "--name", name, *options),
+                cli("serve", model, "--device", "mock", *named, *options),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -288,6 +296,6 @@ def has_line(text: str, *parts: str) -> bool:
     return any(all(part in line for part in parts) for line in text.splitlines())
 
 
-def as_ids(length: int, start: int = 100) -> Sequence[int]:
+def as_ids(length: int, start: int = 100) -> list[int]:
     """A prompt of `length` tokens; different starts share no prefix."""
     return [NUM_SPECIAL + (start * 31 + at) % _MODULUS for at in range(length)]

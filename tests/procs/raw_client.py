@@ -37,7 +37,8 @@ Message = Welcome | Rejected | Stats | Attached | Delta | Embedding
 
 def body(prompt: str | list[int] | None = None, *, max_tokens: int | None = 4, **fields: Any) -> dict[str, Any]:
     """A `generate` body; further fields are sampling parameters unless they are the body's own."""
-    own = {name: fields.pop(name) for name in ("messages", "priority", "cache_salt") if name in fields}
+    names = ("messages", "priority", "cache_salt")
+    own: dict[str, Any] = {name: fields.pop(name) for name in names if name in fields}
     if isinstance(prompt, str):
         own["prompt"] = prompt
     elif prompt is not None:
@@ -75,9 +76,9 @@ class RawClient:
         self.output.send(encode(Attach(PROTOCOL_VERSION)))
         self.wait_for(lambda m: isinstance(m, Attached))
 
-    def connect(self, endpoint: str) -> zmq.Socket[bytes]:
-        """A DEALER to any other door of the group; it is closed with this client."""
-        self._others.append(ipc.connect(self._context, zmq.DEALER, endpoint))
+    def connect(self, endpoint: str, kind: int = zmq.DEALER) -> zmq.Socket[bytes]:
+        """A socket to any other door of the group; it is closed with this client."""
+        self._others.append(ipc.connect(self._context, kind, endpoint))
         return self._others[-1]
 
     def send(self, message: Hello | Submit | Abort | GetStats) -> None:

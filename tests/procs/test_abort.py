@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 
@@ -65,29 +66,29 @@ def expect_abort(raw: RawClient, request_id: str) -> int:
 def test_deltas_come_as_the_tokens_are_computed(raw: RawClient) -> None:
     raw.submit("paced", body(as_ids(3), max_tokens=100))
     raw.wait_for(lambda m: isinstance(m, Delta) and bool(m.token_ids))
-    assert len(raw.token_ids("paced")) < 50, "the first text came when half of it was computed"
+    assert not raw.num_ends("paced"), "the first text came with the last"
     raw.wait_end("paced")
-    assert len(raw.deltas("paced")) > 30
+    assert len(raw.deltas("paced")) > 5
 
 
 def test_abort_while_decoding(raw: RawClient) -> None:
     raw.submit("running", body(as_ids(3), max_tokens=400))
     raw.wait_for(lambda m: isinstance(m, Delta) and bool(m.token_ids))
     raw.abort("running")
-    assert 0 < expect_abort(raw, "running") < 100
+    assert 0 < expect_abort(raw, "running") < 400
     expect_idle_and_no_more_steps(raw)
     assert raw.num_ends("running") == 1
 
 
-def test_abort_during_prefill(raw: RawClient) -> None:
-    """400 tokens in chunks of 16: 25 steps."""
-    raw.stats(reset=True)
-    raw.submit("long prompt", body(as_ids(400), max_tokens=1))
-    wait_until(lambda: raw.stats()["num_steps"] >= 3, "the prompt is being computed")
-    raw.abort("long prompt")
-    assert expect_abort(raw, "long prompt") == 0
+def test_abort_during_prefill(group: Served, raw: RawClient) -> None:
+    """400 tokens in chunks of 16 are 25 steps; the worker stands still in the first. Nobody has to wait for it."""
+    num_steps = raw.stats()["num_steps"]
+    with group.paused("worker-0"):
+        raw.submit("long prompt", body(as_ids(400), max_tokens=1))
+        wait_until(lambda: raw.stats()["num_steps"] == num_steps + 1, "its first chunk is at the worker")
+        raw.abort("long prompt")
+        assert expect_abort(raw, "long prompt") == 0
     expect_idle_and_no_more_steps(raw)
-    assert raw.stats()["num_steps"] < 25
 
 
 def expect_idle_and_no_more_steps(raw: RawClient) -> None:
@@ -220,8 +221,11 @@ def test_cancelling_a_task_aborts_its_request(group: Served) -> None:
                     started.set()
 
             started = asyncio.Event()
-            tasks = [asyncio.create_task(read()), asyncio.create_task(client.generate(as_ids(4), LONG))]
-            tasks += [asyncio.create_task(client.generate("queued", LONG)), asyncio.create_task(client.embed("x"))]
+            calls: list[Coroutine[Any, Any, object]] = [
+                *(read(), client.generate(as_ids(4), LONG)),
+                *(client.generate("queued", LONG), client.embed("x")),
+            ]
+            tasks = [asyncio.create_task(call) for call in calls]
             await asyncio.wait_for(started.wait(), 5)
             for task in tasks:
                 task.cancel()
@@ -235,7 +239,7 @@ def test_cancelling_a_task_aborts_its_request(group: Served) -> None:
 
 
 def test_the_id_of_an_abandoned_request_is_not_mixed_up_with_its_next_use(group: Served) -> None:
-    """The end of the first request is still under way when the second one takes its id: it may be refused, not ended."""
+    """The first one's end is still under way when the second one takes its id: it may be refused, but not ended."""
 
     async def use_again(client: AsyncClient) -> bool:
         params = SamplingParams(temperature=0, max_tokens=9)
@@ -256,7 +260,7 @@ def test_the_id_of_an_abandoned_request_is_not_mixed_up_with_its_next_use(group:
                 await stream.aclose()  # type: ignore[attr-defined]
                 async with asyncio.timeout(2):
                     while not await use_again(client):
-                        await asyncio.sleep(0.005)
+                        await client.stats()  # time passes
 
     asyncio.run(call())
 

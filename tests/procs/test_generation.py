@@ -282,12 +282,18 @@ def test_equal_prompts_at_once_are_computed_once(group: Served) -> None:
 
 MODES: dict[str, tuple[object, ...]] = {
     "synchronous": ("--async-depth", 1),
-    "one step ahead": ("--async-depth", 2, "--max-num-batched-tokens", 48),
+    "one step ahead, by priority": (
+        "--async-depth",
+        2,
+        "--max-num-batched-tokens",
+        48,
+        "--scheduling-policy",
+        "priority",
+    ),
     "two steps ahead": ("--async-depth", 3, "--no-enable-prefix-caching"),
     "whole prompts": ("--async-depth", 2, "--no-enable-chunked-prefill", "--max-model-len", 256),
     "four tokens a step": ("--async-depth", 1, "--decode-steps", 4, "--max-num-batched-tokens", 64),
     "four tokens, three steps, two workers": ("--async-depth", 3, "--decode-steps", 4, "--workers", 2),
-    "by priority, two workers": ("--async-depth", 2, "--workers", 2, "--scheduling-policy", "priority"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What transformers generates, and how sure it was: the oracle of the greedy tests."""
+"""What transformers makes of a prompt: its continuation and how sure it was, log probabilities, hidden states."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-__all__ = ["GreedyRun", "best_tokens", "greedy_run", "one_thread"]
+__all__ = ["GreedyRun", "best_tokens", "greedy_run", "hidden_states", "next_logprobs"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class GreedyRun:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """For tiny models, whose operations are over before a second thread has woken up."""
+def _one_thread() -> Iterator[None]:
+    """Two threads are little faster here, and a multiple slower where they have to share the cores with others."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -39,7 +40,7 @@ def one_thread() -> Iterator[None]:
 
 def greedy_run(model: Any, prompt: Sequence[int], max_tokens: int) -> GreedyRun:
     """`model.generate` on one prompt alone, past any end token."""
-    with torch.inference_mode():
+    with _one_thread(), torch.inference_mode():
         output = model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -59,7 +60,21 @@ def best_tokens(model: Any, prompt: Sequence[int], token_ids: Sequence[int]) -> 
 
     All in one forward pass, where `generate` takes one a token.
     """
-    with torch.inference_mode():
+    with _one_thread(), torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *token_ids[:-1]]])).logits[0, len(prompt) - 1 :]
     best_two = logits.topk(2)
     return GreedyRun(best_two.indices[:, 0].tolist(), (best_two.values[:, 0] - best_two.values[:, 1]).tolist())
+
+
+def next_logprobs(model: Any, prompt: Sequence[int]) -> Tensor:
+    """Log probabilities of the token after the prompt, float32 [vocabulary]."""
+    with _one_thread(), torch.inference_mode():
+        logprobs: Tensor = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    return logprobs
+
+
+def hidden_states(model: Any, prompt: Sequence[int]) -> Tensor:
+    """What comes out behind the last norm, float32 [tokens, hidden]."""
+    with _one_thread(), torch.inference_mode():
+        hidden: Tensor = model.model(torch.tensor([prompt])).last_hidden_state[0]
+    return hidden
