@@ -1,7 +1,7 @@
 """Logits processors that the server's operator plugs in: what they are given, and how they are found.
 
-Owns: the plug-in interface (docs/PLUGINS.md). Never does: take one from a client: a name in the server's configuration is
-code that runs in the worker.
+Owns: the plug-in interface (docs/PLUGINS.md). Never does: take one from a client: a name in the server's
+configuration is code that runs in the worker.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _load(name: str, model: ModelConfig) -> LogitsProcessor:
         raise ConfigError(f"logits_processors: {name!r} must have the form module:callable")
     try:
         processor: LogitsProcessor = getattr(importlib.import_module(module), attribute)(model)
-    except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the operator must hear of it at start
+    except Exception as error:
         raise ConfigError(f"logits_processors: {name!r} cannot be made: {type(error).__name__}: {error}") from error
     if not callable(processor):
         raise ConfigError(f"logits_processors: {name!r} made {processor!r}, which cannot be called")

@@ -128,9 +128,7 @@ class LogitsState:
         at = np.array([row for row, _ in entries], np.int64)
         last = np.array([word[-1] for _, word in entries], np.int64)
         recent = self._recent[self._index(slots[at])]
-        ban_sequences(
-            logits, self._index(at), recent, torch.from_numpy(prefixes).to(self._device), self._index(last)
-        )
+        ban_sequences(logits, self._index(at), recent, torch.from_numpy(prefixes).to(self._device), self._index(last))
 
     def _ban_early_stops(self, logits: Tensor, slots: Int32s, positions: Int32s, features: Int32s) -> None:
         is_early = ((features & EARLY_STOPS) != 0) & (positions < self._early_ends[slots])

@@ -25,9 +25,7 @@ class OutputTable:
         self._stop_token_ids = np.full((64, 4), NO_TOKEN, np.int32)
         self._vacant = list(range(63, -1, -1))
 
-    def add(
-        self, num_tokens: int, end_position: int, stop_token_ids: tuple[int, ...], min_position: int = 0
-    ) -> int:
+    def add(self, num_tokens: int, end_position: int, stop_token_ids: tuple[int, ...], min_position: int = 0) -> int:
         """A row for a sequence that has `num_tokens` tokens now. Returns its number."""
         if not self._vacant:
             self._grow_rows()

@@ -1,6 +1,6 @@
 """What a row asks of the sampler beyond argmax, as bits that both sides of the wire know.
 
-Owns: the bits. The lowest four are those of `kernels.sampling.SamplingFeatures`. Plain integers: they are used in numpy.
+Owns: the bits. The lowest four are those of `kernels.sampling.SamplingFeatures`. Plain integers, for numpy.
 """
 
 from __future__ import annotations

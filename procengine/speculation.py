@@ -1,7 +1,7 @@
 """N-gram speculation: what followed the last time that the same tokens stood here.
 
-Owns: the proposal. Never does: verify it: the worker samples at every proposed position, and since a token is a function
-of its position's logits and (seed, position), what agrees is exactly what plain decoding would have given.
+Owns: the proposal. Never does: verify it: the worker samples at every proposed position, and since a token is a
+function of its position's logits and (seed, position), what agrees is exactly what plain decoding would have given.
 Prompt lookup decoding: A. Saxena, https://github.com/apoorvumang/prompt-lookup-decoding.
 """
 
@@ -17,8 +17,10 @@ _MIN_NGRAM = 2
 
 
 def propose(token_ids: NDArray[np.int32], count: int) -> NDArray[np.int32]:
-    """Up to `count` tokens that may follow `token_ids` (int32 [n]): what came after the latest earlier occurrence of its
-    last 4, else 3, else 2 tokens. int32, empty if there is none."""
+    """Up to `count` tokens that may follow `token_ids`, both int32 [n]; empty if nothing is known.
+
+    They are what came after the latest earlier occurrence of its last 4, else 3, else 2 tokens.
+    """
     size = token_ids.size
     for length in range(min(_MAX_NGRAM, size - 1), _MIN_NGRAM - 1, -1):
         starts = size - length  # candidate starts are 0 .. starts - 1: the occurrence must lie before the last one

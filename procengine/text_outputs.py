@@ -65,9 +65,7 @@ class TextOutputs:
         """Take in one forward pass's tokens. Returns (key, position) of each gap found."""
         sections = cut_sections(RESULT_SECTIONS, header.sizes, payload)
         keys = join_int64(sections["key_words"])
-        if keys.size and keys.max() > self._newest_key:
-            self._early.append((header, payload))
-        elif sections["prompt_spans"].size and _span_keys(sections).max() > self._newest_key:
+        if self._is_early(keys) or self._is_early(_span_keys(sections)):
             self._early.append((header, payload))
         gaps: list[tuple[int, int]] = []
         positions, token_ids = sections["positions"], sections["token_ids"]
@@ -81,6 +79,9 @@ class TextOutputs:
         if sections["prompt_spans"].size:
             self._take_prompt_logprobs(sections)
         return gaps
+
+    def _is_early(self, keys: NDArray[np.int64]) -> bool:
+        return bool(keys.size) and bool(keys.max() > self._newest_key)
 
     def take_tokens(self, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s) -> list[tuple[int, int]]:
         """Take in tokens: int64/int32 arrays [n], no key twice. Returns (key, position) of each gap found."""

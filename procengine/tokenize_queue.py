@@ -106,7 +106,9 @@ class TokenizeQueue:
 
     def _encode(self, bodies: list[PromptBody]) -> list[_Result]:
         texts = [self._to_text(body) for body in bodies]
-        ids_by_row = {row: body.prompt_token_ids for row, body in enumerate(bodies) if body.prompt_token_ids is not None}
+        ids_by_row = {
+            row: body.prompt_token_ids for row, body in enumerate(bodies) if body.prompt_token_ids is not None
+        }
         # A chat template writes the special tokens itself; a raw text gets the tokenizer's.
         for is_chat in (False, True):
             rows = [

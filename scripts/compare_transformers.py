@@ -1,7 +1,7 @@
 """Output tokens per second of procengine and of transformers' batched `generate`, run by run in turn.
 
-The machine may be noisy: only the ratio of neighbouring runs counts. Prompts are random token ids of 32..256 tokens, new
-ones for every run, so that no cache is warm by accident; all outputs have the same length.
+The machine may be noisy: only the ratio of neighbouring runs counts. Prompts are random token ids of 32..256 tokens,
+new ones for every run, so that no cache is warm by accident; all outputs have the same length.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from procengine import LLM, SamplingParams
 from procengine.config import ModelConfig
-from procengine.models.loader import open_weights
 from procengine.model_source import resolve_model
+from procengine.models.loader import open_weights
 from procengine.paths import procengine_home
 
 
@@ -60,16 +60,16 @@ def run_transformers(model: LlamaForCausalLM, prompts: list[list[int]], num_toke
         width = max(map(len, part))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in part])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in part])
-        model.generate(
-            ids, attention_mask=mask, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False
-        )
+        model.generate(ids, attention_mask=mask, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False)
     return time.perf_counter() - start
 
 
 def run_procengine(llm: LLM, prompts: list[list[int]], num_tokens: int) -> float:
     """Seconds for all prompts."""
     start = time.perf_counter()
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True), use_tqdm=False)
+    outputs = llm.generate(
+        prompts, SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True), use_tqdm=False
+    )
     assert all(len(output.outputs[0].token_ids) == num_tokens for output in outputs)
     return time.perf_counter() - start
 
@@ -98,7 +98,12 @@ def main() -> None:
             ours = run_procengine(llm, prompts, args.output_len)
             total = args.num_prompts * args.output_len
             rows.append(theirs / ours)
-            line = {"run": run, "procengine_tok_s": total / ours, "transformers_tok_s": total / theirs, "ratio": rows[-1]}
+            line = {
+                "run": run,
+                "procengine_tok_s": total / ours,
+                "transformers_tok_s": total / theirs,
+                "ratio": rows[-1],
+            }
             print(json.dumps({k: round(v, 2) for k, v in line.items()}), flush=True)
     print(json.dumps({"median_ratio": round(statistics.median(rows), 2)}))
 

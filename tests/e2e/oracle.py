@@ -28,7 +28,7 @@ class GreedyRun:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Two threads are little faster here, and a multiple slower where they have to share the cores with others."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -40,7 +40,7 @@ def _one_thread() -> Iterator[None]:
 
 def greedy_run(model: Any, prompt: Sequence[int], max_tokens: int) -> GreedyRun:
     """`model.generate` on one prompt alone, past any end token."""
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         output = model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -60,7 +60,7 @@ def best_tokens(model: Any, prompt: Sequence[int], token_ids: Sequence[int]) -> 
 
     All in one forward pass, where `generate` takes one a token.
     """
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *token_ids[:-1]]])).logits[0, len(prompt) - 1 :]
     best_two = logits.topk(2)
     return GreedyRun(best_two.indices[:, 0].tolist(), (best_two.values[:, 0] - best_two.values[:, 1]).tolist())
@@ -68,13 +68,13 @@ def best_tokens(model: Any, prompt: Sequence[int], token_ids: Sequence[int]) -> 
 
 def next_logprobs(model: Any, prompt: Sequence[int]) -> Tensor:
     """Log probabilities of the token after the prompt, float32 [vocabulary]."""
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         logprobs: Tensor = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
     return logprobs
 
 
 def hidden_states(model: Any, prompt: Sequence[int]) -> Tensor:
     """What comes out behind the last norm, float32 [tokens, hidden]."""
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         hidden: Tensor = model.model(torch.tensor([prompt])).last_hidden_state[0]
     return hidden

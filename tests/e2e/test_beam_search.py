@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from procengine import LLM, BeamSearchParams
-from tests.e2e.greedy_oracle import one_thread
+from tests.e2e.oracle import one_thread
 from tests.e2e.tiny_folders import build_tiny_model, save_folder
 
 PROMPTS = [[40, 41, 42, 43, 50], [60, 7], list(range(30, 70))]
