@@ -58,7 +58,7 @@ from procengine.messages import (
 )
 from procengine.pipeline import Pipeline
 from procengine.scheduler.counters import SchedulerCounters
-from procengine.scheduler.scheduler import SchedulerLimits
+from procengine.scheduler.limits import SchedulerLimits
 from procengine.step_stats import StepStats
 from procengine.structured.compiler import GrammarCompiler
 from procengine.tokenize_queue import TokenizeQueue

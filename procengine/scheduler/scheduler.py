@@ -14,50 +14,27 @@ that fills it, because a worker writes the KV entries of all rows of a layer bef
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from procengine.errors import RequestFailedError
 from procengine.kv_cache.block_hashes import extend_block_hashes
 from procengine.kv_cache.block_pool import BlockPool
 from procengine.request import NO_SLOT, Request
 from procengine.row_features import GRAMMAR
 from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.drafts import draft_chunk, propose_drafts
+from procengine.scheduler.grammar_rows import GrammarRows
+from procengine.scheduler.limits import SchedulerLimits
+from procengine.scheduler.owed_results import OwedResults
 from procengine.scheduler.plan import BlockUpdate, PrefillChunk, StepPlan
 from procengine.scheduler.slot_table import VACANT, SlotTable
 from procengine.scheduler.waiting_queue import WaitingQueue
-from procengine.stopping import FINISH_REASON, NO_TOKEN, NOT_FINISHED, FinishLimits, check_finish
+from procengine.stopping import FINISH_REASON, NOT_FINISHED, check_finish
 
-__all__ = ["Scheduler", "SchedulerLimits"]
+__all__ = ["Scheduler"]
 
 Int32s = NDArray[np.int32]
 _NO_TOKENS = np.zeros(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """What one worker may have running."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int
-    num_blocks: int
-    enable_chunked_prefill: bool = True
-    enable_prefix_caching: bool = True
-    is_priority_policy: bool = False
-    decode_steps: int = 1
-    num_speculative_tokens: int = 0  # most proposed tokens a row tries in a step; 0 is no speculation
-
-    @property
-    def pool_tokens(self) -> int:
-        """Most tokens one request can ever hold."""
-        return self.num_blocks * self.block_size
 
 
 class Scheduler:
@@ -71,9 +48,8 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self._prefilling: list[Request] = []
         self._decode_slots: Int32s = np.zeros(0, np.int32)
-        self._num_grammar_rows = 0
-        self.failed: list[tuple[Request, str]] = []  # requests that cannot go on, and why; whoever ends them clears it
-        self._owed_by_key: dict[int, Request] = {}  # preempted requests whose results are still under way
+        self.grammars = GrammarRows()
+        self._owed = OwedResults()
 
     # --- requests in and out
 
@@ -115,7 +91,7 @@ class Scheduler:
         request.is_finished = True
         if request.slot == NO_SLOT:
             self.waiting.remove(request)
-            self._owed_by_key.pop(request.key, None)
+            self._owed.forget(request)
         else:
             self._leave_slot(request)
 
@@ -132,7 +108,8 @@ class Scheduler:
             self._admit_waiting(plan, budget)
         if not plan.num_rows:
             return None
-        self._mark_masked(plan)
+        if self.grammars.num_running:
+            self.grammars.mask(plan, self.table)
         return plan
 
     def _schedule_decodes(self, plan: StepPlan) -> None:
@@ -170,7 +147,7 @@ class Scheduler:
     @property
     def _num_waiting_rows(self) -> int:
         """Upper bound of such rows; 0 in a group that has none, which then pays nothing for them."""
-        return self._decode_slots.size if self.limits.num_speculative_tokens else self._num_grammar_rows
+        return self._decode_slots.size if self.limits.num_speculative_tokens else self.grammars.num_running
 
     def _must_wait(self, slots: Int32s) -> NDArray[np.bool_]:
         if self.limits.num_speculative_tokens:
@@ -197,23 +174,6 @@ class Scheduler:
                 self.counters.num_draft_tokens += num_drafted
                 is_left[row] = False
         return slots[is_left], np.ones(np.count_nonzero(is_left), np.int32)
-
-    def _mark_masked(self, plan: StepPlan) -> None:
-        if not self._num_grammar_rows:
-            return
-        for sample, slot in enumerate(plan.sample_slots().tolist()):
-            request = self.table.requests[slot]
-            if request is not None and request.grammar is not None:
-                mask = np.zeros(request.grammar.num_mask_words, np.int32)
-                self._ask_grammar(request, request.grammar.fill_mask, mask)
-                plan.masked.append((sample, mask))
-
-    def _ask_grammar(self, request: Request, ask: Callable[[Any], None], argument: Any) -> None:
-        """Run a grammar, which may give up on a text. Then its request must end; what the row samples is dropped."""
-        try:
-            ask(argument)
-        except RequestFailedError as error:
-            self.failed.append((request, str(error)))
 
     def _reserve_decode_blocks(self, plan: StepPlan, slots: Int32s, row_steps: Int32s) -> tuple[Int32s, Int32s]:
         """Give each row the blocks its tokens need, preempting the last in order of service while there are not enough.
@@ -309,7 +269,7 @@ class Scheduler:
             self.counters.prompt_tokens += len(request.prompt_token_ids)
             self.counters.prefix_hit_tokens += num_cached
         self._prefilling.append(request)
-        self._num_grammar_rows += request.grammar is not None
+        self.grammars.enter(request)
         plan.admitted.append(request)
         plan.block_updates.append(
             BlockUpdate(np.full(blocks.size, slot, np.int32), np.arange(blocks.size, dtype=np.int32), blocks)
@@ -369,51 +329,29 @@ class Scheduler:
         if not is_live.all():
             gone = ~is_live
             done = gone[gone] if is_row_done is None else is_row_done[gone]
-            finished += self._apply_owed(keys[gone], positions[gone], token_ids[gone], done)
+            for request, token_id, code in self._owed.take(keys[gone], positions[gone], token_ids[gone], done):
+                self.counters.output_tokens += 1
+                self.grammars.consume(request, token_id)
+                finished += self._finish_by_code(request, code)
             slots, positions, token_ids = slots[is_live], positions[is_live], token_ids[is_live]
         assert (positions == table.num_tokens[slots]).all(), "a worker skipped or repeated a token"
         table.token_ids[slots, positions] = token_ids
         table.num_tokens[slots] = positions + 1
         self.counters.output_tokens += slots.size
-        if self._num_grammar_rows:
-            self._advance_grammars(slots, token_ids)
+        if self.grammars.num_running:
+            self.grammars.advance(table, slots, token_ids)
         codes = check_finish(token_ids, positions, table.finish_limits(slots))
         for row in np.flatnonzero(codes):
             request = table.requests[slots[row]]
             assert request is not None
-            self.finish(request)
-            finished.append((request, FINISH_REASON[int(codes[row])]))
+            finished += self._finish_by_code(request, int(codes[row]))
         return finished
 
-    def _advance_grammars(self, slots: Int32s, token_ids: Int32s) -> None:
-        for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
-            request = self.table.requests[slot]
-            if request is not None and request.grammar is not None:
-                self._ask_grammar(request, request.grammar.consume, token_id)
-
-    def _apply_owed(
-        self, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s, is_row_done: NDArray[np.bool_]
-    ) -> list[tuple[Request, str]]:
-        """Tokens that were under way when their request was preempted: the output process shows them, so they count."""
-        finished: list[tuple[Request, str]] = []
-        for row, key in enumerate(keys.tolist()):
-            request = self._owed_by_key.get(key)
-            if request is None:
-                continue
-            assert positions[row] == len(request.token_ids), "a worker skipped or repeated a token"
-            request.token_ids = np.append(request.token_ids, token_ids[row])
-            if request.grammar is not None:
-                self._ask_grammar(request, request.grammar.consume, int(token_ids[row]))
-            self.counters.output_tokens += 1
-            if is_row_done[row]:
-                request.num_in_flight -= 1
-            if not request.num_in_flight:
-                del self._owed_by_key[key]
-            code = int(check_finish(token_ids[row : row + 1], positions[row : row + 1], _limits_of(request))[0])
-            if code != NOT_FINISHED:
-                self.finish(request)
-                finished.append((request, FINISH_REASON[code]))
-        return finished
+    def _finish_by_code(self, request: Request, code: int) -> list[tuple[Request, str]]:
+        if code == NOT_FINISHED:
+            return []
+        self.finish(request)
+        return [(request, FINISH_REASON[code])]
 
     # --- leaving a slot
 
@@ -422,14 +360,13 @@ class Scheduler:
         self._leave_slot(victim)
         victim.num_preemptions += 1
         self.counters.num_preemptions += 1
-        if victim.num_in_flight:
-            self._owed_by_key[victim.key] = victim
+        self._owed.add(victim)
         self.waiting.push(victim)
         return victim
 
     def _leave_slot(self, request: Request) -> None:
         slot, table = request.slot, self.table
-        self._num_grammar_rows -= request.grammar is not None
+        self.grammars.leave(request)
         if request in self._prefilling:
             self._prefilling.remove(request)
             request.num_in_flight = 0
@@ -471,12 +408,3 @@ class Scheduler:
         assert rows == {r.slot for r in running}, "a running request is in no list, or in two"
         decoding = self._decode_slots
         assert (self.table.num_computed[decoding] + 1 >= self.table.num_tokens[decoding]).all()
-
-
-def _limits_of(request: Request) -> FinishLimits:
-    stops = request.stop_token_ids or (NO_TOKEN,)
-    return FinishLimits(
-        np.array([request.end_position], np.int32),
-        np.array([stops], np.int32),
-        np.array([request.min_position], np.int32),
-    )

@@ -15,7 +15,7 @@ from procengine.errors import InvalidRequestError
 from procengine.messages import EmbedInput, EmbedResult, Register
 from procengine.pipeline import PlannedStep
 from procengine.scheduler.counters import SchedulerCounters
-from procengine.scheduler.scheduler import SchedulerLimits
+from procengine.scheduler.limits import SchedulerLimits
 from procengine.step_payload import EMBED_SECTIONS, pack_sections
 from procengine.workflows.prompt import Identity, ModelFacts, Prepared, PromptBody, check_prompt
 

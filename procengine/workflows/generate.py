@@ -18,8 +18,9 @@ from procengine.pipeline import PlannedStep
 from procengine.request import Request
 from procengine.sampling_params import SamplingParams
 from procengine.scheduler.drafts import settle_drafts
+from procengine.scheduler.limits import SchedulerLimits
 from procengine.scheduler.plan import StepPlan
-from procengine.scheduler.scheduler import Scheduler, SchedulerLimits
+from procengine.scheduler.scheduler import Scheduler
 from procengine.scheduler.slot_table import SlotTable
 from procengine.step_payload import RESULT_SECTIONS, cut_sections, iter_rounds, join_int64
 from procengine.structured.spec import StructuredOutputs
@@ -184,8 +185,7 @@ class GeneratePlanner:
 
     def take_failed(self) -> list[tuple[Request, str]]:
         """Requests that cannot go on, and why; to be finished by the caller."""
-        failed, self.scheduler.failed = self.scheduler.failed, []
-        return failed
+        return self.scheduler.grammars.take_failed()
 
     def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None:
         """The next step, or None if nothing can run now."""

@@ -22,7 +22,8 @@ from procengine.messages import StepInput, StepResult, decode_from_worker, decod
 from procengine.pipeline import Pipeline
 from procengine.request import Request, RowRules, RowSampling
 from procengine.row_features import EARLY_STOPS, GRAMMAR, NEEDS_HISTORY, PENALTIES
-from procengine.scheduler.scheduler import Scheduler, SchedulerLimits
+from procengine.scheduler.limits import SchedulerLimits
+from procengine.scheduler.scheduler import Scheduler
 from procengine.step_output import PromptLogprobs, SampledTokens, StepOutput, WorkerIdentity, accepted_samples
 from procengine.step_payload import (
     BLOCK_UPDATE_WIDTH,

@@ -12,7 +12,7 @@ import pytest
 from procengine.errors import RequestFailedError
 from procengine.request import Request, RowSampling
 from procengine.row_features import GRAMMAR
-from procengine.scheduler.scheduler import SchedulerLimits
+from procengine.scheduler.limits import SchedulerLimits
 from procengine.step_payload import SlotList
 from procengine.workflows.generate import GeneratePlanner
 from tests.unit.simulated_worker import VOCAB, Driver, ToyMasks, limits, token_by_prefix, token_of_few

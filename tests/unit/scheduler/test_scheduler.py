@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from procengine.request import Request, RowSampling
-from procengine.scheduler.scheduler import Scheduler, SchedulerLimits
+from procengine.scheduler.limits import SchedulerLimits
+from procengine.scheduler.scheduler import Scheduler
 from procengine.workflows.generate import GeneratePlanner
 from tests.unit.simulated_worker import VOCAB, Driver, TrueSequences, limits, token_by_position, token_by_prefix
 

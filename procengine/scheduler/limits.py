@@ -1,0 +1,28 @@
+"""`SchedulerLimits`: what one worker may have running."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["SchedulerLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What one worker may have running."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    is_priority_policy: bool = False
+    decode_steps: int = 1
+    num_speculative_tokens: int = 0  # most proposed tokens a row tries in a step; 0 is no speculation
+
+    @property
+    def pool_tokens(self) -> int:
+        """Most tokens one request can ever hold."""
+        return self.num_blocks * self.block_size
