@@ -295,7 +295,7 @@ def test_a_frame_over_the_backstop_costs_its_sender_the_connection_only(group: S
 def _gets_answer(raw: RawClient) -> bool:
     request_id = os.urandom(4).hex()
     raw.submit(request_id, body([100]))
-    raw.receive(0.2)
+    raw.receive_for(0.25)
     return bool(raw.num_ends(request_id))
 
 
