@@ -5,6 +5,7 @@ Owns: the process, its pidfd and its log pipe. Never does: decide what a death m
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import msgspec
 
 from procengine.config import EngineConfig
 
-__all__ = ["ChildProcess", "memory_file"]
+__all__ = ["ChildProcess", "cpu_seconds", "memory_file", "rss_bytes", "write_log"]
 
 _NUM_LAST_LINES = 30
 
@@ -94,8 +95,7 @@ class ChildProcess:
             return True
         if not data:
             return False
-        sys.stderr.write(text := data.decode(errors="replace"))
-        sys.stderr.flush()
+        write_log(text := data.decode(errors="replace"))
         *lines, self._partial_line = (self._partial_line + text).replace("\r", "\n").split("\n")
         self._last_lines.extend(line for line in lines if line.strip())
         return True
@@ -123,6 +123,13 @@ class ChildProcess:
     def _has_more_log(self) -> bool:
         before = (len(self._last_lines), self._partial_line)
         return self.forward_log() and before != (len(self._last_lines), self._partial_line)
+
+
+def write_log(text: str) -> None:
+    """To our stderr; if nobody reads that any more, the group goes on without a log."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _environment(role: str) -> dict[str, str]:

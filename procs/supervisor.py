@@ -25,7 +25,7 @@ import msgspec
 import zmq
 
 from procengine import ipc
-from procengine.child_process import ChildProcess, cpu_seconds, rss_bytes
+from procengine.child_process import ChildProcess, cpu_seconds, rss_bytes, write_log
 from procengine.config import EngineConfig
 from procengine.errors import ProcengineError
 from procengine.messages import (
@@ -226,7 +226,7 @@ class Supervisor:
 
     def _fail(self, error: str) -> None:
         self._error = error
-        sys.stderr.write(f"procengine: {error}\n")
+        write_log(f"procengine: {error}\n")
         if self._state == "starting":
             self._state = "gone"
             _say({"event": "failed", "error": error})
@@ -313,11 +313,12 @@ def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:
 
 
 def _signals_as_descriptor() -> int:
-    """SIGTERM and SIGINT make this descriptor readable."""
+    """SIGTERM, SIGINT and SIGHUP make this descriptor readable."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, and means it
+            signal.signal(number, lambda *_: None)
     return reader
 
 
