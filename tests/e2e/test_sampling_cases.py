@@ -42,7 +42,11 @@ _FOUR_PENALTIES: list[dict[str, float]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=list(_MODES))
+# The default depth in the model lane, the others in the slow one: each takes minutes.
+_MODE_PARAMS = [pytest.param(mode, marks=() if mode == "depth2" else pytest.mark.slow) for mode in _MODES]
+
+
+@pytest.fixture(scope="module", params=_MODE_PARAMS)
 def group(request: pytest.FixtureRequest, smollm2_gguf: Path) -> Iterator[RunningGroup]:
     options = SMOLLM2_OPTIONS | {"max_model_len": _CONTEXT, "num_blocks": _NUM_BLOCKS} | _MODES[request.param]
     with RunningGroup(smollm2_gguf, **options) as running:
