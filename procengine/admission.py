@@ -63,6 +63,7 @@ class Admission:
             body = parts.decode_body(message.body)
         except UNREADABLE as error:
             raise InvalidRequestError(_field_first(str(error))) from error
+        body.check_sizes(limits)
         _check_grammar(body, limits.max_grammar_bytes)
         return body
 

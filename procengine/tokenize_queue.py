@@ -92,8 +92,9 @@ class TokenizeQueue:
     def _grammar_maker(self, body: PromptBody) -> Callable[[], TokenMasks]:
         spec = body.grammar_spec
         assert spec is not None
-        self._compiler.compile(spec)  # errors come out here; the choices get grammars of their own
-        return lambda: self._compiler.compile(spec)
+        return self._compiler.compile(
+            spec
+        ).copy  # the choices get grammars of their own, on the loop: not compiled again
 
     def _tokenize(self, bodies: list[PromptBody]) -> list[_Result]:
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from procengine.kernels.sampling.inputs import GREEDY_TEMPERATURE, SamplingFeatures, SamplingTensors
 from procengine.kernels.sampling.logprobs import gather_logprobs
-from procengine.kernels.sampling.randomness import uniforms
 from procengine.kernels.sampling.reference import sample
 
-__all__ = ["GREEDY_TEMPERATURE", "SamplingFeatures", "SamplingTensors", "gather_logprobs", "sample", "uniforms"]
+__all__ = ["GREEDY_TEMPERATURE", "SamplingFeatures", "SamplingTensors", "gather_logprobs", "sample"]

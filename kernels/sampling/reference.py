@@ -11,17 +11,21 @@ from torch import Tensor
 from procengine.kernels import host_reads
 from procengine.kernels.sampling.filters import filter_logits
 from procengine.kernels.sampling.inputs import GREEDY_TEMPERATURE, SamplingFeatures, SamplingTensors
-from procengine.kernels.sampling.randomness import uniforms
+from procengine.kernels.sampling.randomness import add_gumbel_noise, row_keys
 
 __all__ = ["sample"]
+
+_CACHED_ELEMENTS = 1 << 18
 
 
 def sample(logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
     """One token a row. logits: float32 [S, V]; returns int32 [S].
 
     A row colder than GREEDY_TEMPERATURE takes the most likely token, the lowest id among equals. Any other row takes
-    the token where the distribution function of its filtered softmax, in vocabulary order, passes u = f(seed,
-    position). A row's token depends on nothing but the row.
+    the largest of its filtered, scaled logits plus Gumbel noise f(seed, position, token), which is a draw from their
+    softmax (the Gumbel-max trick). A row's token depends on nothing but the row; and what rounding does to logits in
+    one batch and not in another changes it only if two tokens are as close as that, whereas inverting the cumulative
+    distribution would add the rounding of the whole vocabulary up.
     """
     greedy = logits.argmax(dim=-1)
     if not features & SamplingFeatures.RANDOM:
@@ -41,22 +45,13 @@ def sample(logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures)
 
 def _draw(logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
     """int64 [S], for rows that are all warm enough to divide by their temperature."""
-    scaled = logits / tensors.temperature.unsqueeze(1)
-    scaled = filter_logits(scaled, tensors, features)
-    return _invert_cdf(scaled.softmax(dim=-1), uniforms(tensors.seeds, tensors.positions))
-
-
-def _invert_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
-    """The first token whose cumulative probability exceeds u * total; never one of probability zero.
-
-    probabilities: float32 [S, V], u: float64 [S]; returns int64 [S]. The sum is float64, so that the tail of a large
-    vocabulary keeps its share.
-    """
-    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    total = cumulative[:, -1:].contiguous()
-    token = torch.searchsorted(cumulative, u.unsqueeze(1) * total, right=True)
-    last = torch.searchsorted(cumulative, total)  # u * total may round up to total
-    return torch.minimum(token, last).squeeze(1).clamp_(max=probabilities.shape[1] - 1)
+    scaled = filter_logits(logits / tensors.temperature.unsqueeze(1), tensors, features)
+    keys = row_keys(tensors.seeds, tensors.positions)
+    if not host_reads.are_free(logits):
+        return add_gumbel_noise(scaled, keys).argmax(dim=-1)
+    rows = max(1, _CACHED_ELEMENTS // logits.shape[1])  # a few rows at a time stay in the cache through all passes
+    parts = zip(scaled.split(rows), keys.split(rows), strict=True)
+    return torch.cat([add_gumbel_noise(some, of).argmax(dim=-1) for some, of in parts])
 
 
 def _select(tensors: SamplingTensors, rows: Tensor) -> SamplingTensors:

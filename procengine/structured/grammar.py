@@ -29,6 +29,10 @@ class Grammar:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
 
+    def copy(self) -> Grammar:
+        """Another text at the same place, for little of what the compilation took. They share nothing that changes."""
+        return Grammar(self._matcher.deep_copy(), self._vocab_size, self._eos_token_ids)
+
     @property
     def num_mask_words(self) -> int:
         """How many int32 a mask takes: one bit for each token of the tokenizer."""
@@ -54,11 +58,12 @@ class Grammar:
         Raises RequestFailedError when the grammar has become too complex, or refuses the token: its mask did not allow
         it, so the request's other rules (bad words, allowed tokens) left the sampler nothing that all of them allow.
         """
-        assert 0 <= token_id < self._vocab_size, f"token {token_id} is outside the vocabulary"
+        assert token_id >= 0, f"token {token_id} does not exist"
         self._check()
         if token_id in self._eos_token_ids and self._matcher.is_stopped():
             return
-        accepted = self._matcher.try_consume_tokens([token_id]) == 1
+        # A padded vocabulary has ids that the tokenizer does not know; the matcher must not see them.
+        accepted = token_id < self._vocab_size and self._matcher.try_consume_tokens([token_id]) == 1
         self._check()
         if not accepted:
             raise RequestFailedError("structured_outputs: no token is left that the grammar and all other rules allow")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from procengine.config import LimitsConfig
 from procengine.errors import InvalidRequestError
 from procengine.input_builder import InputBuilder
 from procengine.messages import Register, StepInput, StepResult
@@ -25,7 +26,7 @@ from procengine.scheduler.slot_table import SlotTable
 from procengine.step_payload import RESULT_SECTIONS, cut_sections, iter_rounds, join_int64
 from procengine.structured.spec import StructuredOutputs
 from procengine.workflows.prompt import Identity, ModelFacts, Prepared, PromptBody, check_prompt
-from procengine.workflows.row_sampling import check_params, row_rules, row_sampling
+from procengine.workflows.row_sampling import check_params, check_sizes, row_rules, row_sampling
 
 __all__ = ["GenerateBody", "GeneratePlanner", "accept", "register"]
 
@@ -56,6 +57,10 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=
         """What the text must look like."""
         return self.sampling_params.structured_outputs
 
+    def check_sizes(self, limits: LimitsConfig) -> None:
+        """The counts and bytes of all parameters; bad words would be tokenized one by one."""
+        check_sizes(self.sampling_params, limits)
+
 
 def accept(body: GenerateBody, prepared: Prepared, facts: ModelFacts, identity: Identity) -> list[Request]:
     """The requests of a body that can run: one for each choice, with consecutive keys.
@@ -73,7 +78,7 @@ def accept(body: GenerateBody, prepared: Prepared, facts: ModelFacts, identity: 
     if not -_MAX_PRIORITY <= body.priority <= _MAX_PRIORITY:
         raise InvalidRequestError(f"priority: must be within ±{_MAX_PRIORITY}, got {body.priority}")
     # The pool bounds a request too: one that outgrows it alone could never go on, so it ends by length.
-    end_position = min(_end_position(len(prompt), params.max_tokens, facts), facts.pool_tokens)
+    end_position = min(_end_position(len(prompt), params, facts), facts.pool_tokens)
     stop_token_ids = (() if params.ignore_eos else facts.eos_token_ids) + params.stop_ids
     rules = row_rules(params, stop_token_ids, prepared.word_ids)
     return [
@@ -132,20 +137,19 @@ def _truncated(token_ids: list[int], params: SamplingParams, facts: ModelFacts) 
     return token_ids[-keep:]
 
 
-def _end_position(num_prompt_tokens: int, max_tokens: int | None, facts: ModelFacts) -> int:
+def _end_position(num_prompt_tokens: int, params: SamplingParams, facts: ModelFacts) -> int:
     if num_prompt_tokens >= facts.max_model_len:
         raise InvalidRequestError(
             f"prompt: has {num_prompt_tokens} tokens and leaves no room for a new one; "
             f"the context limit (max_model_len) is {facts.max_model_len}"
         )
-    if max_tokens is None:
-        return facts.max_model_len
-    if num_prompt_tokens + max_tokens > facts.max_model_len:
-        raise InvalidRequestError(
-            f"max_tokens: {max_tokens} new tokens after a prompt of {num_prompt_tokens} make "
-            f"{num_prompt_tokens + max_tokens}, the context limit (max_model_len) is {facts.max_model_len}"
-        )
-    return num_prompt_tokens + max_tokens
+    for field, num_tokens in (("max_tokens", params.max_tokens or 0), ("min_tokens", params.min_tokens)):
+        if num_prompt_tokens + num_tokens > facts.max_model_len:
+            raise InvalidRequestError(
+                f"{field}: {num_tokens} new tokens after a prompt of {num_prompt_tokens} make "
+                f"{num_prompt_tokens + num_tokens}, the context limit (max_model_len) is {facts.max_model_len}"
+            )
+    return facts.max_model_len if params.max_tokens is None else num_prompt_tokens + params.max_tokens
 
 
 @dataclass(frozen=True, slots=True)

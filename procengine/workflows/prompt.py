@@ -51,6 +51,9 @@ class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """What must be compiled for `accept`."""
         return None
 
+    def check_sizes(self, limits: LimitsConfig) -> None:
+        """Refuse what would cost too much to prepare, before that is tried. Raises InvalidRequestError."""
+
     @property
     def is_prepared(self) -> bool:
         """Whether nothing needs to be tokenized or compiled."""

@@ -24,7 +24,7 @@ from procengine.row_features import (
 from procengine.sampling_params import SamplingParams
 from procengine.workflows.prompt import ModelFacts
 
-__all__ = ["check_params", "row_rules", "row_sampling"]
+__all__ = ["check_params", "check_sizes", "row_rules", "row_sampling"]
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
@@ -35,7 +35,12 @@ def check_params(params: SamplingParams, facts: ModelFacts) -> None:
     Raises:
         InvalidRequestError: names the field, the value and the limit.
     """
-    _check_sizes(params, facts.limits)
+    check_sizes(params, facts.limits)
+    num_allowed = len(params.allowed_token_ids or ())
+    if num_allowed > facts.vocab_size:
+        raise InvalidRequestError(
+            f"allowed_token_ids: at most {facts.vocab_size} ids (the vocabulary) are allowed, got {num_allowed}"
+        )
     for field, token_ids in (
         ("stop_token_ids", params.stop_ids),
         ("allowed_token_ids", params.allowed_token_ids or ()),
@@ -97,7 +102,8 @@ def _logits_features(params: SamplingParams) -> int:
     return features
 
 
-def _check_sizes(params: SamplingParams, limits: LimitsConfig) -> None:
+def check_sizes(params: SamplingParams, limits: LimitsConfig) -> None:
+    """Refuse more than these limits allow; needs no model. Raises InvalidRequestError with field, value and limit."""
     stops, words = params.stop_strings, params.bad_words or ()
     for field, unit, value, limit in (
         ("n", "choices", params.n, limits.max_n),

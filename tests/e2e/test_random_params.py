@@ -6,6 +6,7 @@ then worked out here with `str.find`. So neither batching, nor depth, nor preemp
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import threading
@@ -18,7 +19,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from procengine import RequestOutput, SamplingParams
+from procengine import RequestFailedError, RequestOutput, SamplingParams
 from procengine.outputs import CompletionOutput, Logprob, StreamDelta
 from procengine.structured.spec import StructuredOutputs
 from tests.e2e.conftest import TinyGroups
@@ -39,6 +40,18 @@ _GRAMMARS = [
     StructuredOutputs(json_schema={"type": "integer", "minimum": 10, "maximum": 9999}, disable_any_whitespace=True),
     StructuredOutputs(json_schema={"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3}),
     StructuredOutputs(json_object=True),
+]
+# In each batch: rows that come to a place where their grammar and their other rules leave no token. They fail alone.
+_DOOMED = [
+    SamplingParams(structured_outputs=_GRAMMARS[0], allowed_token_ids=(0, 1, 2), max_tokens=9, seed=1, logprobs=3),
+    SamplingParams(structured_outputs=_GRAMMARS[2], bad_words=("y", "n", "m", "ma", "no", "ye"), temperature=0.0),
+]
+# Rules that leave no token at all, and no grammar to say so: any token may come, but nothing breaks.
+_CONTRADICTORY = [
+    SamplingParams(allowed_token_ids=(97,), bad_words=("a",), seed=2, max_tokens=4, logprobs=3, top_p=0.5),
+    SamplingParams(
+        stop_token_ids=(97,), allowed_token_ids=(97,), min_tokens=3, temperature=0.0, max_tokens=4, logprobs=3
+    ),
 ]
 
 
@@ -271,7 +284,7 @@ def from_stream(one: Asked, deltas: list[StreamDelta], index: int) -> Completion
     kind = one.params.output_kind
     assert kind != "final" or len(mine) == 1
     if kind == "cumulative":
-        for earlier, later in zip(mine, mine[1:], strict=False):
+        for earlier, later in itertools.pairwise(mine):
             assert later.text.startswith(earlier.text)
             assert later.token_ids[: len(earlier.token_ids)] == earlier.token_ids
         mine = mine[-1:]
@@ -319,7 +332,24 @@ def run_together(group: RunningGroup, batch: list[Asked], decoder: Decoder, rnd:
         except BaseException as error:  # noqa: BLE001 - a thread's failure is raised below
             failures.append((one, error))
 
+    def fail(params: SamplingParams) -> None:
+        try:
+            with pytest.raises(RequestFailedError, match=r"^structured_outputs: "):
+                group.client.generate([1, 2, 3], params)
+        except BaseException as error:  # noqa: BLE001 - as above
+            failures.append((batch[0], error))
+
+    def end(params: SamplingParams) -> None:
+        try:
+            (output,) = group.client.generate([1, 2, 3], params).outputs
+            entries = [entry for at in output.logprobs or [] for entry in at.values()]
+            assert entries and all(-1e30 < entry.logprob <= 0 for entry in entries)
+        except BaseException as error:  # noqa: BLE001 - as above
+            failures.append((batch[0], error))
+
     threads = [threading.Thread(target=run, args=(one, rnd.random() < 0.6)) for one in batch]
+    threads += [threading.Thread(target=fail, args=(params,)) for params in _DOOMED]
+    threads += [threading.Thread(target=end, args=(params,)) for params in _CONTRADICTORY]
     for thread in threads:
         thread.start()
     for thread in threads:

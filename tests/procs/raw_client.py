@@ -162,6 +162,13 @@ class RawClient:
         """What came for a request."""
         return [m for m in self.messages if isinstance(m, Delta) and m.request_id == request_id]
 
+    def deltas_by_index(self, request_id: str) -> dict[int, list[Delta]]:
+        """The same for each choice."""
+        by_index: dict[int, list[Delta]] = {}
+        for delta in self.deltas(request_id):
+            by_index.setdefault(delta.index, []).append(delta)
+        return by_index
+
     def token_ids(self, request_id: str) -> list[int]:
         """All tokens that came for a request."""
         return [token_id for delta in self.deltas(request_id) for token_id in delta.token_ids]

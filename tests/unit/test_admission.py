@@ -63,3 +63,21 @@ def test_large_grammar_is_refused_before_it_is_compiled(spec: StructuredOutputs)
     message = r"^structured_outputs: has \d+ bytes, the limit \(max_grammar_bytes\) is 100$"
     with pytest.raises(InvalidRequestError, match=message):
         check(SamplingParams(structured_outputs=spec))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"bad_words": ("a", "b", "c", "d")}, "bad_words: at most 3 words are allowed, got 4"),
+        ({"bad_words": ("é" * 20, "a")}, "bad_words: at most 32 bytes in all are allowed, got 41"),
+        ({"stop": ("a",) * 17}, "stop: at most 16 stop strings are allowed, got 17"),
+        ({"n": 10**6}, "n: at most 128 choices are allowed, got 1000000"),
+    ],
+)
+def test_too_much_is_refused_before_any_of_it_is_tokenized(fields: dict[str, Any], message: str) -> None:
+    limits = LimitsConfig(max_bad_words=3, max_stop_bytes=32)
+    submit = Submit("r", "generate", msgspec.Raw(encode_body(generate_body({"prompt": "x"}, SamplingParams(**fields)))))
+    with pytest.raises(InvalidRequestError, match=f"^{message}$"):
+        Admission({"generate": load_frontend_parts("generate")}, limits).check(
+            submit, num_bytes=9, num_unfinished=0, is_running=False
+        )

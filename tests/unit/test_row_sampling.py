@@ -126,6 +126,10 @@ def test_rules_hold_what_was_asked_for() -> None:
             {"allowed_token_ids": (0, 5000)},
             "allowed_token_ids: 5000 is not a token of this model; ids go from 0 to 999",
         ),
+        (
+            {"allowed_token_ids": (0,) * (VOCAB + 1)},
+            "allowed_token_ids: at most 1000 ids (the vocabulary) are allowed, got 1001",
+        ),
     ],
 )
 def test_smp_06_limits_are_named_and_kept(params: dict[str, Any], text: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["SCHEMAS"]
+__all__ = ["SCHEMAS", "random_schema"]
 
 
 def _object(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
@@ -101,3 +103,106 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "required": ["steps"],
     },
 }
+
+
+# --- random ones, whose documents are short: every string, array and number has a bound
+
+
+def random_schema(rnd: random.Random, depth: int = 2) -> dict[str, Any]:
+    """A schema of mixed kind, nested up to `depth` times, whose documents take some dozen tokens at most."""
+    makers = _LEAVES if depth == 0 else [*_LEAVES, *_NESTED, *_NESTED, *_NESTED]
+    schema = rnd.choice(makers)(rnd, depth)
+    if rnd.random() < 0.15:
+        schema |= {"title": "T", "description": "Of no effect."}
+    return schema
+
+
+_Maker = Callable[[random.Random, int], dict[str, Any]]
+_NAMES = ["name", "age", "id", "tags", "ok", "x", "y", "é 日", 'a "b"', "c\\d", "$ref_", "note"]
+
+
+def _bounded_integer(rnd: random.Random, depth: int) -> dict[str, Any]:
+    low = rnd.choice([-1000, -17, 0, 1, 99])
+    high = low + rnd.choice([0, 1, 9, 150, 100_000])
+    keys = rnd.choice([("minimum", "maximum"), ("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")])
+    return {"type": "integer", keys[0]: low, keys[1]: high + (2 if keys[0] != "minimum" else 0)}
+
+
+def _bounded_number(rnd: random.Random, depth: int) -> dict[str, Any]:
+    return {"type": "number", "multipleOf": rnd.choice([0.5, 0.25, 0.125, 5]), "minimum": -20, "maximum": 500}
+
+
+def _bounded_string(rnd: random.Random, depth: int) -> dict[str, Any]:
+    low = rnd.choice([0, 0, 1, 3])
+    return {"type": "string", "minLength": low, "maxLength": low + rnd.choice([0, 1, 5, 12])}
+
+
+def _pattern(rnd: random.Random, depth: int) -> dict[str, Any]:
+    patterns = [
+        "^[a-z]{2,5}[0-9]?$",
+        "^(yes|no|maybe so)$",
+        "^[0-9]{4}-[0-9]{2}$",
+        "^#[0-9a-fA-F]{6}$",
+        "^[é日 ]{1,3}$",
+    ]
+    return {"type": "string", "pattern": rnd.choice(patterns)}
+
+
+def _format(rnd: random.Random, depth: int) -> dict[str, Any]:
+    return {"type": "string", "format": rnd.choice(["uuid", "ipv4"])}
+
+
+def _enum(rnd: random.Random, depth: int) -> dict[str, Any]:
+    values = ["red", "green", "日本", "", 'a "b"\n', 1, 2.5, -7, None, True, [1, 2], {"a": 1}]
+    return {"enum": rnd.sample(values, rnd.randint(1, 5))}
+
+
+def _const(rnd: random.Random, depth: int) -> dict[str, Any]:
+    return {"const": rnd.choice(["x", 'a "quoted" \\ line\n', 17, None, False, {"a": [1, None, {"b": "é"}]}, []])}
+
+
+def _plain(rnd: random.Random, depth: int) -> dict[str, Any]:
+    return {"type": rnd.choice(["boolean", "null", ["boolean", "null"]])}
+
+
+def _random_array(rnd: random.Random, depth: int) -> dict[str, Any]:
+    low = rnd.randint(0, 2)
+    return {
+        "type": "array",
+        "items": random_schema(rnd, depth - 1),
+        "minItems": low,
+        "maxItems": low + rnd.randint(0, 2),
+    }
+
+
+def _random_tuple(rnd: random.Random, depth: int) -> dict[str, Any]:
+    items = [random_schema(rnd, depth - 1) for _ in range(rnd.randint(1, 3))]
+    return {"type": "array", "prefixItems": items, "items": False, "minItems": rnd.randint(0, len(items))}
+
+
+def _random_object(rnd: random.Random, depth: int) -> dict[str, Any]:
+    names = rnd.sample(_NAMES, rnd.randint(1, 4))
+    required = rnd.sample(names, rnd.randint(0, len(names)))
+    return _object(required, **{name: random_schema(rnd, depth - 1) for name in names})
+
+
+def _any_of(rnd: random.Random, depth: int) -> dict[str, Any]:
+    return {"anyOf": [random_schema(rnd, depth - 1) for _ in range(rnd.randint(2, 3))]}
+
+
+def _one_of(rnd: random.Random, depth: int) -> dict[str, Any]:
+    kinds = rnd.sample(["a", "b", "c"], 2)
+    return {"oneOf": [_object(kind={"const": kind}, value=random_schema(rnd, depth - 1)) for kind in kinds]}
+
+
+_LEAVES: list[_Maker] = [
+    _bounded_integer,
+    _bounded_number,
+    _bounded_string,
+    _pattern,
+    _format,
+    _enum,
+    _const,
+    _plain,
+]
+_NESTED: list[_Maker] = [_random_array, _random_tuple, _random_object, _random_object, _any_of, _one_of]
