@@ -47,7 +47,7 @@ from procengine.workflows import WORKFLOWS, load_part
 
 __all__ = ["main"]
 
-_NICENESS = 5  # when cores are scarce, text may be late; the loop that feeds the device may not
+_NICENESS = 10  # when cores are scarce, text may be late; the loop that feeds the device may not
 
 
 class Output:
