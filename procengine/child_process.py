@@ -116,10 +116,6 @@ class ChildProcess:
             self._process.kill()
             self._process.wait()
 
-    def rss_bytes(self) -> int:
-        """Resident memory, 0 if it is gone."""
-        return rss_bytes(self.pid)
-
     def _has_more_log(self) -> bool:
         before = (len(self._last_lines), self._partial_line)
         return self.forward_log() and before != (len(self._last_lines), self._partial_line)

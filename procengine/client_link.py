@@ -44,11 +44,6 @@ class ClientLink:
         """Have `frame` sent to the frontend by the next `receive` or `flush`."""
         self._outbox.append(frame)
 
-    @property
-    def has_queued(self) -> bool:
-        """Whether frames wait to be sent."""
-        return bool(self._outbox)
-
     def wake(self) -> None:
         """Make a `receive` that waits in another thread return."""
         os.eventfd_write(self._wake, 1)

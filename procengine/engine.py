@@ -129,10 +129,6 @@ class Engine:
         history = self._parts[placed.workflow].history(placed.pipeline.planners[placed.workflow], placed.request)
         return Replay(key, position, history[position:].tolist())
 
-    def owners(self) -> list[tuple[bytes, str]]:
-        """(client, request id) of every unfinished request."""
-        return list(self._keys_by_id)
-
     def _choose_pipeline(self, workflow: str, request: AnyRequest) -> Pipeline:
         """The worker with the longest cached prefix, then the one with the least to do."""
         if len(self.pipelines) == 1:
