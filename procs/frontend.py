@@ -312,6 +312,7 @@ class Frontend:
 
     def _stats_values(self) -> dict[str, Any]:
         values = self._stats.values(self._child.config.worker.num_workers)
+        values["num_unfinished"] = self._engine.num_unfinished if self._engine else 0
         for name in (field.name for field in dataclasses.fields(SchedulerCounters)):
             values[name] = sum(getattr(counters, name) for counters in self._counters())
         return values
