@@ -22,7 +22,7 @@ from procengine.sampling_params import SamplingParams
 __all__ = ["BenchClient", "Record"]
 
 _LIVENESS_MS: Final = 500
-_OUTPUTS_TAG: Final = b"\x92\xa7outputs"
+_OUTPUTS_TAG: Final = b"\xa7outputs"  # behind one byte for the length of the array
 _FINISH_REASONS: Final = re.compile(rb"\xa4stop|\xa6length|\xa5abort|\xa5error")  # as MessagePack strings
 
 
@@ -95,7 +95,7 @@ class BenchClient:
 
 def _may_end(frame: bytes) -> bool:
     """False if the message surely holds no terminal delta: then it has no finish reason anywhere."""
-    return not frame.startswith(_OUTPUTS_TAG) or _FINISH_REASONS.search(frame) is not None
+    return not frame.startswith(_OUTPUTS_TAG, 1) or _FINISH_REASONS.search(frame) is not None
 
 
 def _check(pending: Pending) -> None:

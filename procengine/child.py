@@ -31,6 +31,7 @@ from procengine import ipc
 from procengine.config import EngineConfig
 from procengine.messages import Failed, Ready, encode
 from procengine.paths import socket_path
+from procengine.profiling.span_ring import SpanArena
 
 __all__ = ["Child", "run_child", "run_loop"]
 
@@ -48,6 +49,7 @@ class Child:
     context: zmq.Context[zmq.Socket[bytes]]
     control: zmq.Socket[bytes]
     shows_progress: bool  # a terminal is watching
+    spans: SpanArena
 
     def endpoint(self, name: str) -> str:
         """Address of the group's socket `name`."""
@@ -112,6 +114,7 @@ def _start(role: str) -> Child:
     parser.add_argument("--config-fd", type=int, required=True)
     parser.add_argument("--death-fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--spans-fd", type=int)
     parser.add_argument("--progress", action="store_true")
     args = parser.parse_args()
     _die_with_parent(args.parent)
@@ -124,7 +127,8 @@ def _start(role: str) -> Child:
     context = ipc.make_context()
     endpoint = socket_path(Path(config.group.run_dir), "control")
     control = ipc.connect(context, zmq.DEALER, endpoint, identity=f"{role}-{args.rank}".encode())
-    return Child(role, args.rank, config, args.death_fd, context, control, args.progress)
+    spans = SpanArena(args.spans_fd)
+    return Child(role, args.rank, config, args.death_fd, context, control, args.progress, spans)
 
 
 def _die_with_parent(parent: int) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "GroupConfig",
     "LimitsConfig",
     "ModelConfig",
+    "ProfilingConfig",
     "RopeScaling",
     "SchedulerConfig",
     "WorkerConfig",
@@ -124,6 +125,12 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     grammar_timeout_s: float = 10.0
 
 
+class ProfilingConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the processes note about themselves."""
+
+    span_records: int = 1 << 14  # that each thread keeps, a power of two; 0: none
+
+
 class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the group lives and how it ends."""
 
@@ -142,3 +149,4 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     worker: WorkerConfig = WorkerConfig()
     limits: LimitsConfig = LimitsConfig()
+    profiling: ProfilingConfig = ProfilingConfig()

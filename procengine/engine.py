@@ -6,7 +6,7 @@ random source. What others must hear of (Register, Finish, Replay) is returned a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,16 +79,16 @@ class Engine:
         self._keys_by_id[client, request_id] = [request.key for request in requests]
         return [parts.register(request, body) for request in requests]
 
-    def next_steps(self) -> Iterator[tuple[int, PlannedStep]]:
-        """(worker rank, step) for every step that should be sent now."""
-        for pipeline in self.pipelines:
-            while (step := pipeline.next_step()) is not None:
-                yield pipeline.rank, step
+    def rank_of(self, key: int) -> int:
+        """The worker that serves an unfinished request."""
+        return self._placed_by_key[key].pipeline.rank
 
-    def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> None:
-        """Take in a result. The requests that ended by it are gone; the output process sees the same end by itself."""
-        for request, _reason in self.pipelines[header.rank].apply(header, payload):
+    def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> int:
+        """Take in a result. Returns how many requests ended by it; the output process sees the same ends by itself."""
+        ended = self.pipelines[header.rank].apply(header, payload)
+        for request, _reason in ended:
             self._forget(request)
+        return len(ended)
 
     def abort(self, client: bytes, request_id: str) -> list[Finish]:
         """End all choices of a request because its client says so."""
@@ -150,8 +150,6 @@ class Engine:
         return [finish for key in list(keys) if (finish := self.end(key, "abort"))]
 
 
-def admitted_message(step: PlannedStep) -> Admitted | None:
-    """What to tell the output process about the requests that start with this step."""
-    if not step.admitted:
-        return None
-    return Admitted([r.key for r in step.admitted], [r.num_cached_tokens or 0 for r in step.admitted])
+def admitted_message(step: PlannedStep, sent_ns: int) -> Admitted:
+    """What to tell the output process about the requests that start with this step, sent at `sent_ns`."""
+    return Admitted([r.key for r in step.admitted], [r.num_cached_tokens or 0 for r in step.admitted], sent_ns)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
 from procengine.scheduler.counters import SchedulerCounters
 
-__all__ = ["AnyRequest", "Pipeline", "PlannedStep", "Planner"]
+__all__ = ["AnyRequest", "Gauges", "NextPlan", "Pipeline", "PlannedStep", "Planner"]
 
 
 class AnyRequest(Protocol):
@@ -40,20 +40,40 @@ class PlannedStep:
     is_steady: bool  # decode rows alone
 
 
+class Gauges(NamedTuple):
+    """How full a planner is: requests waiting and running, KV blocks that are free (cached ones included)."""
+
+    num_waiting: int
+    num_running: int
+    num_free_blocks: int
+
+
 class Planner(Protocol):
-    """The frontend's part of a workflow, for one worker."""
+    """The frontend's part of a workflow, for one worker. A step is made in two parts, so that each can be timed:
+    `plan` decides what it computes, `build` encodes it."""
 
     @property
     def num_unfinished(self) -> int: ...
     @property
     def counters(self) -> SchedulerCounters: ...
     @property
+    def gauges(self) -> Gauges: ...
+    @property
     def wants_late_plan(self) -> bool: ...
     def add(self, request: Any) -> None: ...
     def finish(self, request: Any) -> None: ...
     def take_failed(self) -> list[tuple[Any, str]]: ...
-    def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None: ...
+    def plan(self) -> Any | None: ...
+    def build(self, plan: Any, step_id: int, epoch: int) -> PlannedStep: ...
     def apply(self, sent: object, header: Any, payload: NDArray[np.int32]) -> list[tuple[Any, str]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NextPlan:
+    """What the next step computes; not encoded yet."""
+
+    planner: Planner
+    plan: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +111,35 @@ class Pipeline:
         """Requests waiting or running, of all workflows."""
         return sum(planner.num_unfinished for planner in self.planners.values())
 
+    @property
+    def gauges(self) -> Gauges:
+        """How full it is, all workflows together."""
+        each = [planner.gauges for planner in self.planners.values()]
+        return each[0] if len(each) == 1 else Gauges(*map(sum, zip(*each, strict=True)))
+
     def next_step(self) -> PlannedStep | None:
         """A step to send now; None if the window is full or nothing can run."""
+        plan = self.next_plan()
+        return None if plan is None else self.build(plan)
+
+    def next_plan(self) -> NextPlan | None:
+        """What the step to send now computes, for `build`; None if the window is full or nothing can run."""
         for _ in range(len(self._turn)):
             planner = self._turn[0]
             if self.num_in_flight >= (1 if planner.wants_late_plan else self._async_depth):
                 return None
             self._turn.rotate(-1)  # workflows take turns, step by step
-            step = planner.plan_step(self.num_steps, self.epoch)
-            if step is not None:
-                self._in_flight.append(_InFlight(self.num_steps, planner, step.sent))
-                self.num_steps += 1
-                return step
+            plan = planner.plan()
+            if plan is not None:
+                return NextPlan(planner, plan)
         return None
+
+    def build(self, next_plan: NextPlan) -> PlannedStep:
+        """The step of a plan, which is in flight from here on."""
+        step = next_plan.planner.build(next_plan.plan, self.num_steps, self.epoch)
+        self._in_flight.append(_InFlight(self.num_steps, next_plan.planner, step.sent))
+        self.num_steps += 1
+        return step
 
     def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> list[tuple[AnyRequest, str]]:
         """Take in a result; returns the requests that ended, with their finish reasons."""

@@ -16,7 +16,7 @@ from procengine.choice import Choice
 from procengine.detokenizer import Detokenizer
 from procengine.messages import Register, StepResult, TokenLogprobs
 from procengine.output_table import OutputTable
-from procengine.postprocessor import Item, TakenItems
+from procengine.postprocessor import EndedRequest, Item, TakenItems
 from procengine.step_payload import RESULT_SECTIONS, cut_sections, iter_rounds, join_int64
 from procengine.stopping import check_finish
 from procengine.tokenizer import Tokenizer
@@ -36,6 +36,7 @@ class TextOutputs:
         self._touched: dict[int, Choice] = {}
         self._newest_key = -1
         self._early: list[tuple[StepResult, Int32s]] = []
+        self._ended: list[EndedRequest] = []
 
     @property
     def num_unfinished(self) -> int:
@@ -55,11 +56,11 @@ class TextOutputs:
             for header, payload in early:  # rows that were taken in already are dropped by their positions
                 self.take_result(header, payload)
 
-    def admit(self, key: int, num_cached_tokens: int) -> None:
-        """A request started; say in its first delta how much of the prompt was cached."""
+    def admit(self, key: int, num_cached_tokens: int, sent_ns: int = 0) -> None:
+        """A request got a slot; say in its first delta how much of the prompt was cached."""
         choice = self._choices.get(key)
         if choice is not None:
-            choice.admit(num_cached_tokens)
+            choice.admit(num_cached_tokens, sent_ns)
 
     def take_result(self, header: StepResult, payload: Int32s) -> list[tuple[int, int]]:
         """Take in one forward pass's tokens. Returns (key, position) of each gap found."""
@@ -110,12 +111,12 @@ class TextOutputs:
         for at, token_id in enumerate(token_ids, position):
             self.take_tokens(np.array([key]), np.array([at], np.int32), np.array([token_id], np.int32))
 
-    def take_items(self) -> TakenItems:
-        """Everything that is new since the last call, as messages."""
+    def take_items(self, received_ns: int = 0) -> TakenItems:
+        """Everything that is new since the last call, as messages; the newest result came at `received_ns`."""
         taken = TakenItems()
         touched, self._touched = self._touched, {}
         for key, choice in touched.items():
-            choice.advance()
+            choice.advance(received_ns)
             if not choice.is_due:
                 continue
             if choice.end is not None:
@@ -123,6 +124,7 @@ class TextOutputs:
                     taken.text_stopped_keys.append(key)
                 self._forget(key)
             taken.add(choice.register.client, choice.make_delta())
+        taken.ended, self._ended = self._ended, []
         return taken
 
     def finish(self, key: int, finish_reason: str, error: str | None = None) -> tuple[bytes, list[Item]] | None:
@@ -183,7 +185,19 @@ class TextOutputs:
             at += count
 
     def _forget(self, key: int) -> None:
-        self._table.remove(self._choices.pop(key).row)
+        choice = self._choices.pop(key)
+        self._table.remove(choice.row)
+        assert choice.end is not None
+        self._ended.append(
+            EndedRequest(
+                key,
+                choice.end[0],
+                choice.times,
+                len(choice.register.prompt_token_ids),
+                choice.num_cached_tokens or 0,
+                choice.num_output_tokens,
+            )
+        )
 
 
 def _span_keys(sections: dict[str, Int32s]) -> NDArray[np.int64]:

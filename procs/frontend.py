@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import uvloop
 import zmq
@@ -56,7 +57,8 @@ from procengine.messages import (
     decode_from_worker,
     encode,
 )
-from procengine.pipeline import Pipeline
+from procengine.pipeline import NextPlan, Pipeline, PlannedStep
+from procengine.profiling.records import RecordKind, id_words
 from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.step_stats import StepStats
@@ -67,6 +69,12 @@ from procengine.workflows.parts import FrontendParts, load_frontend_parts
 from procengine.workflows.prompt import ModelFacts, Prepared, PromptBody
 
 __all__ = ["main"]
+
+# Plain integers: looking a member of an enum up costs more than the record.
+_STEP_SENT = int(RecordKind.STEP_SENT)
+_RESULT_APPLIED = int(RecordKind.RESULT_APPLIED)
+_REQUEST_ACCEPTED = int(RecordKind.REQUEST_ACCEPTED)
+_REQUEST_ADMITTED = int(RecordKind.REQUEST_ADMITTED)
 
 
 class Frontend:
@@ -82,6 +90,7 @@ class Frontend:
         self._engine: Engine | None = None  # exists once all workers have said how many blocks they hold
         self._num_blocks_by_rank: dict[int, int] = {}
         self._stats = StepStats()
+        self._spans = child.spans.writer("loop")
         self._clients: set[bytes] = set()
         self._tokenizing: dict[tuple[bytes, str], bool] = {}  # -> whether it was aborted meanwhile
         self._is_draining = False
@@ -96,6 +105,7 @@ class Frontend:
                 config.limits.max_grammar_bytes,
             ),
             config.limits.grammar_timeout_s,
+            child.spans.writer("tokenize"),
         )
         self._open_sockets()
 
@@ -123,28 +133,82 @@ class Frontend:
         """Send every step that should be at a worker by now."""
         if self._engine is None:
             return
-        for rank, step in self._engine.next_steps():
-            admitted = admitted_message(step)
-            if admitted is not None:
-                self._to_output.send(encode(admitted))
-            ipc.send_frames(self._to_workers[rank], (encode(step.header), step.payload))
-            now_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
-            self._stats.step_sent(rank, step.header.step_id, step.is_steady, cpu_ns, now_ns)
+        for pipeline in self._engine.pipelines:
+            plan_ns = time.monotonic_ns()
+            while (plan := pipeline.next_plan()) is not None:
+                plan_ns = self._send_step(pipeline, plan, plan_ns)
         for finish in self._engine.end_failed():
             self._to_output.send(encode(finish))
         if self._is_draining and not self._has_drained and not self._engine.num_unfinished and not self._tokenizing:
             self._has_drained = True
             self._child.control.send(encode(Drained()))
 
+    def _send_step(self, pipeline: Pipeline, plan: NextPlan, plan_ns: int) -> int:
+        """Build a planned step and send it. Returns when that was done: the next one begins there."""
+        scheduled_ns = time.monotonic_ns()
+        step = pipeline.build(plan)
+        built_ns = time.monotonic_ns()
+        rank, header = pipeline.rank, step.header
+        frames = (encode(header), step.payload)
+        encoded_ns = time.monotonic_ns()
+        if step.admitted:
+            self._announce_admitted(rank, step, encoded_ns)  # before the step: the output process hears of them first
+        ipc.send_frames(self._to_workers[rank], frames)
+        sent_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+        self._stats.step_sent(rank, header.step_id, step.is_steady, cpu_ns, sent_ns)
+        self._spans.record(
+            _STEP_SENT,
+            header.step_id,
+            rank,
+            header.epoch,
+            plan_ns,
+            scheduled_ns,
+            built_ns,
+            encoded_ns,
+            sent_ns,
+            header.num_rows,
+            header.num_decode_rows,
+            header.num_tokens,
+            *pipeline.gauges,
+            pipeline.num_in_flight,
+        )
+        return sent_ns
+
+    def _announce_admitted(self, rank: int, step: PlannedStep, now_ns: int) -> None:
+        self._to_output.send(encode(admitted_message(step, now_ns)))
+        for request in step.admitted:
+            self._spans.record(
+                _REQUEST_ADMITTED,
+                request.key,
+                rank,
+                step.header.epoch,
+                step.header.step_id,
+                now_ns,
+                request.num_cached_tokens or 0,
+            )
+
     def _on_result(self, frames: list[bytes]) -> None:
+        received_ns = time.monotonic_ns()
         header = decode_from_worker(frames[0])
         if isinstance(header, WorkerReady):
             self._add_worker(header.rank, header.num_blocks)
             return
-        now_ns = time.monotonic_ns()
-        self._stats.result_received(header.rank, header.step_id, header.is_last, header.busy_ns, now_ns)
+        decoded_ns = time.monotonic_ns()
+        self._stats.result_received(header.rank, header.step_id, header.is_last, header.busy_ns, received_ns)
         assert self._engine is not None
-        self._engine.apply(header, np.frombuffer(frames[1], np.int32))
+        num_finished = self._engine.apply(header, np.frombuffer(frames[1], np.int32))
+        self._spans.record(
+            _RESULT_APPLIED,
+            header.step_id,
+            header.rank,
+            header.epoch,
+            header.micro_step,
+            received_ns,
+            decoded_ns,
+            time.monotonic_ns(),
+            header.num_rows,
+            num_finished,
+        )
 
     def _add_worker(self, rank: int, num_blocks: int) -> None:
         config = self._child.config
@@ -203,6 +267,7 @@ class Frontend:
         )
 
     def _on_submit(self, client: bytes, message: Submit, num_bytes: int) -> None:
+        received_ns = time.monotonic_ns()
         owner = (client, message.request_id)
         try:
             body = self._check(owner, message, num_bytes)
@@ -210,10 +275,10 @@ class Frontend:
             self._reject(client, message.request_id, error)
             return
         if body.is_prepared:
-            self._accept(client, message, body, Prepared(body.prompt_token_ids))
+            self._accept(client, message, body, Prepared(body.prompt_token_ids), received_ns)
             return
         self._tokenizing[owner] = False
-        self._tokenize.submit(body, lambda prepared: self._on_prepared(client, message, body, prepared))
+        self._tokenize.submit(body, lambda prepared: self._on_prepared(client, message, body, prepared, received_ns))
 
     def _check(self, owner: tuple[bytes, str], message: Submit, num_bytes: int) -> Any:
         if self._engine is None:
@@ -228,19 +293,25 @@ class Frontend:
         )
 
     def _on_prepared(
-        self, client: bytes, message: Submit, body: PromptBody, prepared: Prepared | ProcengineError
+        self,
+        client: bytes,
+        message: Submit,
+        body: PromptBody,
+        prepared: Prepared | ProcengineError,
+        received_ns: int,
     ) -> None:
         was_aborted = self._tokenizing.pop((client, message.request_id))
         if isinstance(prepared, ProcengineError):
             self._reject(client, message.request_id, prepared)
         else:
-            self._accept(client, message, body, prepared)
+            self._accept(client, message, body, prepared, received_ns)
             if was_aborted:
                 self._on_abort(client, message.request_id)
         self._loop.call_soon(self._pump)  # soon, not now: the rest of the batch joins the same step
 
-    def _accept(self, client: bytes, message: Submit, body: PromptBody, prepared: Prepared) -> None:
+    def _accept(self, client: bytes, message: Submit, body: PromptBody, prepared: Prepared, received_ns: int) -> None:
         assert self._engine is not None
+        prepared_ns = time.monotonic_ns()
         try:
             registers = self._engine.accept(
                 message.workflow, body, prepared, client, message.request_id, secrets.randbits(63)
@@ -248,8 +319,18 @@ class Frontend:
         except InvalidRequestError as error:
             self._reject(client, message.request_id, error)
             return
+        times = {"client_sent_ns": message.sent_ns, "received_ns": received_ns, "prepared_ns": prepared_ns}
         for register in registers:
-            self._to_output.send(encode(register))
+            self._to_output.send(encode(msgspec.structs.replace(register, **times)))
+            self._spans.record(
+                _REQUEST_ACCEPTED,
+                register.key,
+                *times.values(),
+                time.monotonic_ns(),
+                len(register.prompt_token_ids),
+                self._engine.rank_of(register.key),
+                *id_words(message.request_id),
+            )
 
     def _on_abort(self, client: bytes, request_id: str) -> None:
         if (client, request_id) in self._tokenizing:

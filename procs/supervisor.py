@@ -25,7 +25,7 @@ import msgspec
 import zmq
 
 from procengine import ipc
-from procengine.child_process import ChildProcess, cpu_seconds, rss_bytes, write_log
+from procengine.child_process import ChildProcess, child_name, cpu_seconds, rss_bytes, write_log
 from procengine.config import EngineConfig
 from procengine.errors import ProcengineError
 from procengine.messages import (
@@ -44,6 +44,7 @@ from procengine.messages import (
     encode,
 )
 from procengine.paths import socket_path
+from procengine.profiling.span_ring import make_arena
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
 
 __all__ = ["main", "run_group"]
@@ -98,7 +99,15 @@ class Supervisor:
     def _spawn_children(self) -> list[ChildProcess]:
         ranks = [("worker", rank) for rank in range(self._config.worker.num_workers)]
         roles = [*ranks, ("frontend", 0), ("output", 0)]  # workers first: they take longest
-        return [ChildProcess(role, rank, self._config, self._death_pipe[0]) for role, rank in roles]
+        return [
+            ChildProcess(role, rank, self._config, self._death_pipe[0], self._make_spans(child_name(role, rank)))
+            for role, rank in roles
+        ]
+
+    def _make_spans(self, name: str) -> int | None:
+        """Memory for a child's spans. It is ours, so that it is there when the child is not."""
+        capacity = self._config.profiling.span_records
+        return make_arena(name, capacity) if capacity else None
 
     def _watch_everything(self) -> None:
         self._watch(self._control, self._on_control)

@@ -53,6 +53,7 @@ _HELP: Final[Mapping[str, str]] = {
     "grammar_timeout": "seconds that compiling a request's structured_outputs may take",
     "start_timeout": "seconds until a group that is not ready counts as failed",
     "drain_timeout": "seconds that running requests may take to finish once the group is told to end",
+    "span_records": "newest spans that each thread keeps for `trace`, `profile` and `top`: a power of two; 0 is none",
 }
 
 

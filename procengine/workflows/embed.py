@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from procengine.errors import InvalidRequestError
 from procengine.messages import EmbedInput, EmbedResult, Register
-from procengine.pipeline import PlannedStep
+from procengine.pipeline import Gauges, PlannedStep
 from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.step_payload import EMBED_SECTIONS, pack_sections
@@ -83,6 +83,11 @@ class EmbedPlanner:
         """Requests waiting or under way."""
         return sum(not r.is_finished for r in self._waiting) + len(self._running)
 
+    @property
+    def gauges(self) -> Gauges:
+        """How many wait and are under way; there are no blocks."""
+        return Gauges(len(self._waiting), len(self._running), 0)
+
     def add(self, request: EmbedRequest) -> None:
         """Queue a request."""
         self._waiting.append(request)
@@ -96,11 +101,14 @@ class EmbedPlanner:
         """None: a sequence that was accepted can be embedded."""
         return []
 
-    def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None:
-        """The next step, or None if nothing waits."""
+    def plan(self) -> list[EmbedRequest] | None:
+        """The rows of the next step, or None if nothing waits."""
         rows = self._take_rows()
-        if not rows:
-            return None
+        self._running.update(r.key for r in rows)
+        return rows or None
+
+    def build(self, rows: list[EmbedRequest], step_id: int, epoch: int) -> PlannedStep:
+        """The step of these rows."""
         lengths = np.array([len(r.prompt_token_ids) for r in rows], np.int32)
         sections = {
             "key_words": np.array([r.key for r in rows], np.int64).view(np.int32),
@@ -111,9 +119,8 @@ class EmbedPlanner:
         buffer = np.empty(sum(section.size for section in sections.values()), np.int32)
         payload, sizes = pack_sections(EMBED_SECTIONS, sections, buffer)
         header = EmbedInput(step_id, epoch, len(rows), int(lengths.sum()), int(lengths.max()), sizes)
-        self._running.update(r.key for r in rows)
         self.counters.prompt_tokens += header.num_tokens
-        return PlannedStep(header, payload, rows, admitted=[], is_steady=False)
+        return PlannedStep(header, payload, rows, admitted=rows, is_steady=False)
 
     def apply(self, sent: object, header: EmbedResult, payload: NDArray[np.int32]) -> list[tuple[EmbedRequest, str]]:
         """All requests of the step are done."""

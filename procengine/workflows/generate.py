@@ -15,7 +15,7 @@ from procengine.config import LimitsConfig
 from procengine.errors import InvalidRequestError
 from procengine.input_builder import InputBuilder
 from procengine.messages import Register, StepInput, StepResult
-from procengine.pipeline import PlannedStep
+from procengine.pipeline import Gauges, PlannedStep
 from procengine.request import Request
 from procengine.sampling_params import SamplingParams
 from procengine.scheduler.drafts import settle_drafts
@@ -175,6 +175,12 @@ class GeneratePlanner:
         return len(self.scheduler.waiting) + self.scheduler.num_running
 
     @property
+    def gauges(self) -> Gauges:
+        """How full slots and blocks are."""
+        scheduler = self.scheduler
+        return Gauges(len(scheduler.waiting), scheduler.num_running, scheduler.pool.num_available)
+
+    @property
     def wants_late_plan(self) -> bool:
         """TTFT guard: a step with a prompt in it is better planned late, so that prompts still arriving join it."""
         return self.scheduler.would_prefill
@@ -191,11 +197,12 @@ class GeneratePlanner:
         """Requests that cannot go on, and why; to be finished by the caller."""
         return self.scheduler.grammars.take_failed()
 
-    def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None:
-        """The next step, or None if nothing can run now."""
-        plan = self.scheduler.schedule()
-        if plan is None:
-            return None
+    def plan(self) -> StepPlan | None:
+        """What the next step computes, or None if nothing can run now."""
+        return self.scheduler.schedule()
+
+    def build(self, plan: StepPlan, step_id: int, epoch: int) -> PlannedStep:
+        """The step of that plan."""
         header, payload = self._builder.build(plan, self.scheduler.table, step_id=step_id, epoch=epoch)
         return PlannedStep(
             header, payload, _sent_step(plan, self.scheduler.table), plan.admitted, is_steady=_is_steady(header)

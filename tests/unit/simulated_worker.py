@@ -24,7 +24,14 @@ from procengine.request import Request, RowRules, RowSampling
 from procengine.row_features import EARLY_STOPS, GRAMMAR, NEEDS_HISTORY, PENALTIES
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.scheduler.scheduler import Scheduler
-from procengine.step_output import PromptLogprobs, SampledTokens, StepOutput, WorkerIdentity, accepted_samples
+from procengine.step_output import (
+    PassTimes,
+    PromptLogprobs,
+    SampledTokens,
+    StepOutput,
+    WorkerIdentity,
+    accepted_samples,
+)
 from procengine.step_payload import (
     BLOCK_UPDATE_WIDTH,
     RESULT_SECTIONS,
@@ -376,8 +383,9 @@ class SimulatedWorker:
         self, header: StepInput, micro_step: int, slots: Int32s, positions: Int32s, tokens: SampledTokens
     ) -> tuple[bytes, bytes]:
         is_last = micro_step == header.decode_steps - 1
-        output = StepOutput(header.step_id, micro_step, is_last, self._keys[slots], positions, lambda: tokens, 1000)
-        result, payload = output.to_message(self._identity)
+        times = PassTimes(0, 0, 0, 1000)
+        output = StepOutput(header.step_id, micro_step, is_last, self._keys[slots], positions, lambda: tokens, times)
+        result, payload = output.to_message(self._identity, tokens)
         return encode(result), payload.tobytes()
 
 

@@ -28,7 +28,7 @@ from procengine.messages import (
 )
 from procengine.pipeline import Pipeline
 from procengine.sampling_params import SamplingParams
-from procengine.step_output import EmbedOutput, WorkerIdentity
+from procengine.step_output import EmbedOutput, PassTimes, WorkerIdentity
 from procengine.step_payload import EMBED_SECTIONS, cut_sections, join_int64
 from procengine.text_outputs import TextOutputs
 from procengine.workflows.embed import EmbedBody
@@ -76,13 +76,14 @@ class Group:
     def pump(self) -> list[int]:
         """Send what can be sent; returns the ranks it went to."""
         ranks = []
-        for rank, step in self.engine.next_steps():
-            ranks.append(rank)
-            if (admitted := admitted_message(step)) is not None:
-                self.told.append(admitted)
-            for frames in self._results(rank, step.header, step.payload):
-                self.to_frontend.append(frames)
-                self.to_output[rank].append(frames)
+        for pipeline in self.engine.pipelines:
+            while (step := pipeline.next_step()) is not None:
+                ranks.append(pipeline.rank)
+                if step.admitted:
+                    self.told.append(admitted_message(step, 0))
+                for frames in self._results(pipeline.rank, step.header, step.payload):
+                    self.to_frontend.append(frames)
+                    self.to_output[pipeline.rank].append(frames)
         for pipeline in self.engine.pipelines:
             scheduler: Any = pipeline.planners["generate"]
             scheduler.scheduler.check_integrity()
@@ -107,7 +108,8 @@ class Group:
         sections = cut_sections(EMBED_SECTIONS, header.sizes, payload)
         keys = join_int64(sections["key_words"])
         vectors = np.ones((keys.size, 2), np.float32)
-        result, data = EmbedOutput(header.step_id, keys, lambda: vectors, 0).to_message(WorkerIdentity(rank, 0))
+        output = EmbedOutput(header.step_id, keys, lambda: vectors, PassTimes(0, 0, 0, 0))
+        result, data = output.to_message(WorkerIdentity(rank, 0), vectors)
         return [(encode(result), data.tobytes())]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
-from procengine.pipeline import Pipeline, PlannedStep
+from procengine.pipeline import Gauges, Pipeline, PlannedStep
 from procengine.scheduler.counters import SchedulerCounters
 
 NONE = np.zeros(0, np.int32)
@@ -36,10 +36,18 @@ class FakePlanner:
     def take_failed(self) -> list[tuple[Any, str]]:
         return []
 
-    def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None:
+    @property
+    def gauges(self) -> Gauges:
+        return Gauges(self.num_steps, 2, 3)
+
+    def plan(self) -> str | None:
         if not self.num_steps:
             return None
         self.num_steps -= 1
+        return self.name
+
+    def build(self, plan: str, step_id: int, epoch: int) -> PlannedStep:
+        assert plan == self.name
         if self.name == "embed":
             return PlannedStep(EmbedInput(step_id, epoch, 1, 1, 1, ()), NONE, f"embed-{step_id}", [], False)
         header = StepInput(step_id, epoch, 1, 1, 1, 1, self.passes, 1, 1, 0, -1, ())

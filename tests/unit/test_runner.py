@@ -85,7 +85,7 @@ class Engine:
             while (step := self.pipeline.next_step()) is not None:
                 assert isinstance(step.header, StepInput)
                 for output in self.runner.run(step.header, step.payload.copy()):
-                    results.append(output.to_message(WorkerIdentity(0, 0)))
+                    results.append(output.to_message(WorkerIdentity(0, 0), output.wait()))
             if not results:
                 break
             header, payload = results.popleft()
