@@ -87,7 +87,7 @@ class TextOutputs:
     def take_tokens(self, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s) -> list[tuple[int, int]]:
         """Take in tokens: int64/int32 arrays [n], no key twice. Returns (key, position) of each gap found."""
         known = [self._choices.get(key) for key in keys.tolist()]
-        rows = np.array([-1 if c is None else c.row for c in known], np.int32)
+        rows = np.array([-1 if c is None else c.row for c in known], np.intp)
         table = self._table
         expected = table.next_positions[rows]
         takes = (rows >= 0) & (positions == expected)
@@ -95,7 +95,7 @@ class TextOutputs:
         if not takes.all():
             known = [c for c, taken in zip(known, takes.tolist(), strict=True) if taken]
             rows, positions, token_ids = rows[takes], positions[takes], token_ids[takes]
-        codes = check_finish(token_ids, positions, table.limits(rows))
+        codes = check_finish(token_ids, positions, table.limits, rows)
         table.next_positions[rows] = positions + 1
         touched = self._touched
         for choice, token_id, code in zip(known, token_ids.tolist(), codes.tolist(), strict=True):
