@@ -51,6 +51,7 @@ class Scheduler:
         self._row_steps: Int32s = np.zeros(0, np.int32)
         self.grammars = GrammarRows()
         self._owed = OwedResults()
+        self._suspect: Request | None = None
 
     # --- requests in and out
 
@@ -68,7 +69,9 @@ class Scheduler:
         if self._prefilling:
             return True
         request = self.waiting.peek() if self.table.num_vacant else None
-        return request is not None and not request.num_in_flight and self._has_room(len(request.token_ids))
+        if request is None or request.num_in_flight or not self._may_join(request):
+            return False
+        return self._has_room(len(request.token_ids))
 
     def add(self, request: Request) -> None:
         """Queue a request whose prompt fits the pool (`SchedulerLimits.pool_tokens`)."""
@@ -95,6 +98,24 @@ class Scheduler:
             self._owed.forget(request)
         else:
             self._leave_slot(request)
+
+    def take_all(self) -> list[Request]:
+        """Take out every unfinished request, in order of service, with what it has so far. The worker is gone: nothing
+        is owed any more, and prompts must be scored again, as results may have been lost. Those that were running count
+        a death of a worker. This scheduler is not used afterwards.
+        """
+        running = [request for request in self.table.requests if request is not None]
+        waiting = self.waiting.pop_all()
+        for request in running:
+            num_computed = int(self.table.num_computed[request.slot])
+            self.table.vacate(request)
+            request.note_worker_death(num_computed)
+        for request in waiting:
+            if request.num_in_flight:
+                request.note_worker_death(len(request.token_ids) + request.num_in_flight - 1)
+        for request in running + waiting:
+            request.num_in_flight = request.num_scored_tokens = 0
+        return sorted(running + waiting, key=lambda request: request.order)
 
     # --- planning
 
@@ -225,6 +246,8 @@ class Scheduler:
         while budget > 0 and self.table.num_vacant and (request := self.waiting.peek()):
             if request.num_in_flight:
                 break  # its newest tokens are still under way; they come with a step already sent
+            if not self._may_join(request):
+                break
             matched = self._match_prefix(request)
             num_cached = len(matched) * self.limits.block_size
             if not self.limits.enable_chunked_prefill and len(request.token_ids) - num_cached > budget:
@@ -235,6 +258,16 @@ class Scheduler:
             self.waiting.pop()
             self._start(plan, request, blocks, num_cached)
             budget -= self._schedule_chunk(plan, request, budget)
+
+    def _may_join(self, request: Request) -> bool:
+        """Whether it may run beside those that do: a suspect runs alone."""
+        suspect = self._suspect
+        if suspect is not None:
+            if suspect.slot != NO_SLOT and self.table.num_tokens[suspect.slot] < suspect.death_position:
+                return False
+            suspect.num_worker_deaths = 0
+            self._suspect = None
+        return not (request.is_suspect and self.num_running)
 
     def _match_prefix(self, request: Request) -> list[int]:
         """Cached blocks of the request's tokens. At least one token is left to compute.
@@ -284,6 +317,8 @@ class Scheduler:
             self.counters.prefix_hit_tokens += num_cached
         self._prefilling.append(request)
         self.grammars.enter(request)
+        if request.is_suspect:
+            self._suspect = request
         plan.admitted.append(request)
         plan.block_updates.append(
             BlockUpdate(np.full(blocks.size, slot, np.intp), np.arange(blocks.size, dtype=np.int32), blocks)

@@ -18,6 +18,7 @@ from tests.procs.harness import Served, wait_until
 
 STAGES = ("submit_ms", "tokenize_ms", "queue_ms", "prefill_ms", "decode_ms", "detokenize_ms", "deliver_ms")
 STEPS = ("rank", "epoch", "key")
+PASSES = (RecordKind.STEP_RUN, RecordKind.RESULT_SENT, RecordKind.RESULT_APPLIED, RecordKind.RESULT_TAKEN)
 OUTPUT_LEN = 30
 
 
@@ -40,10 +41,11 @@ def spans(group: Served) -> tuple[SpanTables, list[RequestOutput]]:
         outputs = client.generate(prompts, greedy())
     tables = reader.read()
 
-    def everything_is_written() -> bool:  # the answer was on its way before its record was
+    def everything_is_written() -> bool:  # the answer was on its way before the last records were
         nonlocal tables
         tables = tables.joined(reader.read())
-        return len(tables[RecordKind.REQUEST_DONE]) == len(prompts)
+        num_passes = {len(tables[kind]) for kind in PASSES}
+        return len(num_passes) == 1 and len(tables[RecordKind.REQUEST_DONE]) == len(prompts)
 
     wait_until(everything_is_written, "a record of each request's end")
     return tables, outputs
