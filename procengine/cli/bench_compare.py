@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     sides = (make_side("A", args.a, args.a_path), make_side("B", args.b, args.b_path))
     if (sides[0].options, sides[0].path) == (sides[1].options, sides[1].path):
         print("A and B are the same: what is shown is the noise", file=sys.stderr)
-    rest = [word for word in args.rest if word != "--json"]
+    rest = [word for word in args.rest if word != "--json"]  # behind MODE too it can only mean us
     result = compare([args.bench_mode, *rest], sides, args.pairs, metrics, _say)
-    print(msgspec.json.encode(result).decode() if args.json else table(result))
+    print(msgspec.json.encode(result).decode() if args.json or rest != args.rest else table(result))
     return 0
 
 
