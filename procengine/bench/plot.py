@@ -67,7 +67,8 @@ def _draw_cumulative(axis: Axes, timelines: Sequence[Timeline], metric: str) -> 
         if values.size:
             at_ms = float(np.percentile(values, 100 * share))
             axis.axvline(at_ms, color=_ORANGE, linewidth=1, linestyle="--" if share == 0.5 else ":")
-            axis.annotate(f"p{share * 100:.0f} {at_ms:.3g} ms", (at_ms, 0.04), rotation=90, ha="right", fontsize=8)
+            shown = f"{at_ms:,.0f}" if at_ms >= 100 else f"{at_ms:.3g}"
+            axis.annotate(f"p{share * 100:.0f} {shown} ms", (at_ms, 0.04), rotation=90, ha="right", fontsize=8)
     axis.set(title=f"{metric.upper()}: {_TITLES[metric]}", xlabel="ms", ylabel="share of requests", ylim=(0, 1.02))
     axis.grid(alpha=0.3)
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
         add(f"--{side}", default="", metavar="OPTIONS", help=f"options of {side.upper()} alone, as one text")
     for side in ("a", "b"):
         add(f"--{side}-path", type=Path, metavar="DIR", help=f"source tree of {side.upper()} [the installed one]")
-    add("--pairs", type=int, default=5, metavar="N", help="runs of each side [5]")
+    add("--pairs", type=int, default=6, metavar="N", help="runs of each side [6]")
     add("--metrics", metavar="LIST", help="figures of the mode's JSON, dots between names [by mode, e.g. ttft_ms.p50]")
     add("--json", action="store_true", help="print one JSON object, with all figures of all runs")
     add("bench_mode", metavar="MODE", choices=tuple(_METRICS), help=", ".join(_METRICS))
