@@ -45,6 +45,7 @@ from procengine.sampling_params import SamplingParams
 __all__ = ["add_arguments", "run"]
 
 _WARMUP_TOKENS: Final = 16
+_WARMUP_SEED: Final = 1 << 64  # added to the run's; larger than anybody's
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,8 @@ def _measure(
 ) -> dict[str, Any]:
     client = target.client
     params = SamplingParams(temperature=args.temperature, ignore_eos=args.ignore_eos)
-    _warm_up(client, args)
+    warmups = _warmup_requests(args, client.welcome.vocab_size, client.welcome.max_model_len)
+    client.run(warmups, SamplingParams(temperature=0.0, ignore_eos=True), Pace())
     if target.config is not None:  # the counters of a group that serves others are not ours to reset
         client.stats(reset=True)
     print(f"{args.mode}: {len(requests)} requests ...", file=sys.stderr, flush=True)
@@ -128,12 +130,12 @@ def _target(args: argparse.Namespace) -> Iterator[_Target]:
         yield _Target(client, config)
 
 
-def _warm_up(client: BenchClient, args: argparse.Namespace) -> None:
-    """Pay for what happens once (lazy imports, allocations), with prompts that the measured ones do not begin with."""
-    room = client.welcome.max_model_len - 1
+def _warmup_requests(args: argparse.Namespace, vocab_size: int, max_model_len: int) -> list[BenchRequest]:
+    """Pay for what happens once (lazy imports, allocations), with prompts that no run of any seed has: they would be
+    in the prefix cache of a group that is measured several times."""
+    room = max_model_len - 1
     lengths = Lengths(min(args.input_len, max(room - _WARMUP_TOKENS, 1)), min(_WARMUP_TOKENS, room))
-    requests = random_requests(args.warmup, lengths, client.welcome.vocab_size, args.seed + 1)
-    client.run(requests, SamplingParams(temperature=0.0, ignore_eos=True), Pace())
+    return random_requests(args.warmup, lengths, vocab_size, args.seed + _WARMUP_SEED)
 
 
 def _read_source(args: argparse.Namespace) -> list[BenchRequest] | Trace | None:

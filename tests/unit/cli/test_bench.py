@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
+from procengine.bench.workload import Lengths, random_requests
 from procengine.cli.bench import _MODES
+from procengine.cli.bench_load import _warmup_requests
 from procengine.cli.main import main
 
 
@@ -86,6 +89,17 @@ def test_running_group_is_looked_for_when_no_model_is_given(
     monkeypatch.setattr("procengine.groups.run_root", lambda: files)
     assert main(["bench", "serve"]) == 1
     assert "no group is running; start one with `procengine serve MODEL`" in capsys.readouterr().err
+
+
+def test_warm_up_shares_no_prompt_with_a_run_of_any_seed() -> None:
+    args = argparse.Namespace(input_len=4, warmup=3, seed=0)
+    warmups = _warmup_requests(args, vocab_size=1000, max_model_len=64)
+    assert [(request.num_prompt_tokens, request.max_tokens) for request in warmups] == [(4, 16)] * 3
+    for seed in range(4):
+        measured = random_requests(50, Lengths(4, 16), 1000, seed)
+        assert not {str(request.prompt) for request in measured} & {str(request.prompt) for request in warmups}
+    (tight, *_) = _warmup_requests(args, vocab_size=1000, max_model_len=5)
+    assert tight.num_prompt_tokens is not None and tight.num_prompt_tokens + tight.max_tokens <= 5
 
 
 def test_tree_that_is_not_imported_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
