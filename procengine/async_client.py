@@ -224,7 +224,7 @@ class _Connection:
     async def shake_hands(self) -> None:
         """Introduce ourselves to the frontend, then to the output process."""
         welcome = await self._ask(Welcome, self._core.hello, self._link(self.group.endpoint))
-        await self._ask(Attached, self._core.attach, self._link(welcome.output_endpoint))
+        await self._attach(self._link(welcome.output_endpoint))
         self.welcome = welcome
 
     def require_welcome(self) -> Welcome:
@@ -273,6 +273,16 @@ class _Connection:
 
     def _on_frames(self, frames: list[bytes]) -> None:
         self._core.receive(frames[0], time.monotonic_ns())
+
+    async def _attach(self, link: tuple[zmq.Socket[bytes], ipc.SocketReader]) -> None:
+        """Until an output process answers: one that was asked may have died meanwhile."""
+        answer = asyncio.ensure_future(self._ask(Attached, self._core.attach, link))
+        try:
+            while not (await asyncio.wait((answer,), timeout=_LIVENESS_S))[0]:
+                self._send(self._core.attach_again(), link)
+            await answer
+        finally:
+            answer.cancel()
 
     async def _ask(
         self,

@@ -15,6 +15,7 @@ from procengine.stopping import FINISH_REASON, NOT_FINISHED, STOP
 __all__ = ["Choice"]
 
 _PROMPT_TAIL = 8  # tokens of context that decoders with a special first token want to see
+_UNKNOWN_LOGPROBS = TokenLogprobs((), (), ())  # they were lost with a process, the token was not
 
 
 class Choice:
@@ -36,6 +37,8 @@ class Choice:
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]
         self._has_sent = False
+        self._num_sent_tokens = 0
+        self._num_sent_chars = 0
         self._num_unsent = 0
         self.num_cached_tokens: int | None = None
         self._unsent_cached_tokens: int | None = None
@@ -83,8 +86,18 @@ class Choice:
         if len(self._new_logprobs) < len(self._new_token_ids):
             self._new_logprobs.append(entry)
 
+    def take_replayed(self, token_ids: list[int], finish_code: int) -> None:
+        """The next tokens, of which the log probabilities are not known any more; the last one may end the sequence."""
+        self._new_token_ids += token_ids
+        self._finish_code = finish_code
+        if self.register.num_logprobs >= 0:
+            self._new_logprobs += [_UNKNOWN_LOGPROBS] * len(token_ids)
+
     def take_prompt_logprobs(self, first_position: int, entries: Sequence[TokenLogprobs]) -> None:
         """Those of prompt tokens from `first_position` on; positions already known are dropped."""
+        num_lost = first_position - len(self._prompt_logprobs)
+        if num_lost > 0:
+            self._prompt_logprobs += [_UNKNOWN_LOGPROBS] * num_lost
         self._prompt_logprobs += entries[len(self._prompt_logprobs) - first_position :]
 
     def advance(self, received_ns: int = 0) -> None:
@@ -128,6 +141,7 @@ class Choice:
         num_cached_tokens, self._unsent_cached_tokens = self._unsent_cached_tokens, None
         finish_reason, stop_reason = self.end or (None, None)
         wants_prompt = is_first and register.num_prompt_logprobs >= 0
+        tells_offsets = register.output_kind == "delta"
         delta = Delta(
             register.request_id,
             register.index,
@@ -141,10 +155,15 @@ class Choice:
             error,
             self._prompt_logprobs if wants_prompt else None,
             self.times if finish_reason is not None else None,
+            self._num_sent_tokens if tells_offsets else -1,
+            self._num_sent_chars if tells_offsets else -1,
+            register.key,
         )
         if register.output_kind == "cumulative":
             self._token_ids, self._logprobs = list(self._token_ids), list(self._logprobs)
         else:
+            self._num_sent_tokens += len(self._token_ids)
+            self._num_sent_chars += len(self._text)
             self._text, self._token_ids, self._logprobs = "", [], []
         return delta
 

@@ -67,7 +67,7 @@ def connect_link(group: GroupInfo, core: ClientCore) -> tuple[ClientLink, Welcom
         welcome = question.answer(Welcome)
         question, frame = core.attach()
         link.attach(welcome.output_endpoint, frame)
-        _wait_handshake(link, core, question, group)
+        _wait_handshake(link, core, question, group, on_silence=lambda: link.attach_again(core.attach_again()))
         question.answer(Attached)
     except BaseException:
         link.close()
@@ -344,7 +344,9 @@ class _Batch:
         return self._has_failed or self._num_ended == len(self.members)
 
 
-def _wait_handshake(link: ClientLink, core: ClientCore, question: Pending, group: GroupInfo) -> None:
+def _wait_handshake(
+    link: ClientLink, core: ClientCore, question: Pending, group: GroupInfo, on_silence: Callable[[], object] = bool
+) -> None:
     deadline = time.monotonic() + _CONNECT_TIMEOUT_S
     while not question.is_done:
         frames = link.receive(_LIVENESS_MS)
@@ -356,3 +358,4 @@ def _wait_handshake(link: ClientLink, core: ClientCore, question: Pending, group
             raise dead_group_error(group.name)
         if time.monotonic() > deadline:
             raise EngineDeadError(f"group {group.name!r} does not answer within {_CONNECT_TIMEOUT_S:g} s")
+        on_silence()

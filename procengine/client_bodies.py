@@ -26,6 +26,7 @@ __all__ = [
     "encode_body",
     "final_body",
     "generate_body",
+    "is_cumulative",
     "messages_body",
     "num_choices",
     "one_params_each",
@@ -143,6 +144,12 @@ def num_choices(body: Body) -> int:
     """How many ends the request has: one a choice. What is no count is refused by the group, as a whole."""
     params = body.get("sampling_params")
     return max(params.n, 1) if isinstance(params, SamplingParams) else 1
+
+
+def is_cumulative(body: Body) -> bool:
+    """Whether each message of the request is to hold everything so far."""
+    params = body.get("sampling_params")
+    return isinstance(params, SamplingParams) and params.output_kind == "cumulative"
 
 
 def encode_body(body: Body) -> bytes:

@@ -17,7 +17,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from procengine.client_bodies import Body, encode_body, num_choices
+from procengine.client_bodies import Body, encode_body, is_cumulative, num_choices
+from procengine.delta_cursor import DeltaCursor
 from procengine.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -56,9 +57,12 @@ class Pending:
     """A request or a question under way: what has come for it, and whether more will."""
 
     __slots__ = (
+        "_cursors",
         "arrived_ns",
         "delivered_ns",
         "error",
+        "first_key",
+        "is_cumulative",
         "is_done",
         "items",
         "num_open",
@@ -68,10 +72,20 @@ class Pending:
     )
 
     def __init__(
-        self, request_id: str, on_end: OnEnd | None = None, on_item: OnItem | None = None, num_choices: int = 1
+        self,
+        request_id: str,
+        on_end: OnEnd | None = None,
+        on_item: OnItem | None = None,
+        num_choices: int = 1,
+        *,
+        is_cumulative: bool = False,
+        first_key: int = 0,
     ) -> None:
         self.request_id = request_id
         self.num_open = num_choices  # choices whose end has not come; an error may have ended the request before
+        self.is_cumulative = is_cumulative
+        self.first_key = first_key  # items with smaller keys are of requests that ended before this one was sent
+        self._cursors: dict[int, DeltaCursor] = {}
         self.items: deque[Item] = deque()  # the owner may take items out while others come in
         self.is_done = False
         self.error: ProcengineError | None = None
@@ -79,6 +93,13 @@ class Pending:
         self.on_end = on_end
         self.delivered_ns = 0  # when the group sent the newest end of a choice, and when that was here
         self.arrived_ns = 0
+
+    def cursor(self, index: int) -> DeltaCursor:
+        """How far one of its choices has come."""
+        cursor = self._cursors.get(index)
+        if cursor is None:
+            cursor = self._cursors[index] = DeltaCursor(is_cumulative=self.is_cumulative)
+        return cursor
 
     def take_deltas(self) -> list[Delta]:
         """All deltas that are here now, oldest first; afterwards they are not here any more."""
@@ -106,13 +127,16 @@ class Pending:
 
 
 class ClientCore:
-    """All that one client has under way."""
+    """All that one client has under way. One that `sees_ends_only` is not shown the messages that end nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sees_ends_only: bool = False) -> None:
+        self._sees_ends_only = sees_ends_only
+        self._next_key = 0  # larger than the key of anything that has ended
         self._requests: dict[str, Pending] = {}
         # Nobody waits for these any more, but ends of their choices are still to come: their ids are not free.
         self._abandoned: dict[str, Pending] = {}
         self._questions: deque[Pending] = deque()  # the frontend answers them in order
+        self._is_attaching = False
         self._ids = itertools.count()
         self._max_request_bytes = 0
         self._death: ProcengineError | None = None
@@ -132,7 +156,12 @@ class ClientCore:
 
     def attach(self, on_end: OnEnd | None = None) -> tuple[Pending, bytes]:
         """Introduce the client to the output process; the answer is an Attached."""
-        return self._ask(on_end), encode(Attach(PROTOCOL_VERSION))
+        self._is_attaching = True
+        return self._ask(on_end), self.attach_again()
+
+    def attach_again(self) -> bytes:
+        """The frame that introduces it once more: the process that took the first one may have died with it."""
+        return encode(Attach(PROTOCOL_VERSION))
 
     def get_stats(self, *, reset: bool, on_end: OnEnd | None = None) -> tuple[Pending, bytes]:
         """Ask for the counters; the answer is a Stats."""
@@ -161,7 +190,14 @@ class ClientCore:
         frame = encode(Submit(request_id, workflow, msgspec.Raw(encode_body(body)), sent_ns))
         if len(frame) > self._max_request_bytes:
             raise InvalidRequestError(_too_large(body, len(frame), self._max_request_bytes))
-        pending = self._requests[request_id] = Pending(request_id, on_end, on_item, num_choices(body))
+        pending = self._requests[request_id] = Pending(
+            request_id,
+            on_end,
+            on_item,
+            num_choices(body),
+            is_cumulative=is_cumulative(body),
+            first_key=self._next_key,
+        )
         return pending, frame
 
     def abort(self, request_id: str) -> bytes | None:
@@ -207,25 +243,45 @@ class ClientCore:
         self.fail_all(error)
 
     def _take_items(self, message: Outputs, arrived_ns: int) -> None:
-        """The hot path: one dictionary lookup and one append an item."""
+        """The hot path: two dictionary lookups, a few comparisons and one append an item."""
         requests = self._requests
         for item in message.items:
             pending = requests.get(item.request_id)
             if pending is None:
                 if item.finish_reason is not None:
-                    self._take_late_end(item.request_id)
+                    self._take_late_end(item)
                 continue
-            pending.items.append(item)
-            if item.finish_reason is not None:
+            if 0 <= item.key < pending.first_key:
+                continue  # of a request that had this id before, sent again
+            new = self._new_part(pending, item)
+            if new is None:
+                continue
+            pending.items.append(new)
+            if new.finish_reason is not None:
                 pending.delivered_ns, pending.arrived_ns = message.sent_ns, arrived_ns
-                if self._is_over(pending, item):
+                if self._is_over(pending, new):
                     continue
             if pending.on_item is not None:
                 pending.on_item()
 
+    def _new_part(self, pending: Pending, item: Delta | Embedding) -> Delta | Embedding | None:
+        """What an item brings that has not come before; None if nothing, or if something is missing before it."""
+        if isinstance(item, Embedding):
+            return item
+        cursor = pending.cursor(item.index)
+        if self._sees_ends_only:
+            return None if cursor.has_ended else cursor.take_unseen(item)
+        try:
+            return cursor.take(item)
+        except ProtocolError as error:
+            self._abandoned[pending.request_id] = pending
+            self._end(pending, error)
+            return None
+
     def _is_over(self, pending: Pending, item: Delta | Embedding) -> bool:
         """Take in the end of a choice; whether it ends the request: the last one does, and so does an error."""
         error = _item_error(item)
+        self._next_key = max(self._next_key, item.key + 1)
         pending.num_open -= 1
         if not pending.num_open:
             self._end(pending, error)
@@ -235,19 +291,29 @@ class ClientCore:
             self._end(pending, error)
         return pending.is_done
 
-    def _take_late_end(self, request_id: str) -> None:
+    def _take_late_end(self, item: Delta | Embedding) -> None:
         """The end of a choice for which nobody waits."""
-        pending = self._abandoned.get(request_id)
-        if pending is not None:
-            pending.num_open -= 1
-            if not pending.num_open:
-                self._abandoned.pop(request_id, None)
+        pending = self._abandoned.get(item.request_id)
+        if pending is None or 0 <= item.key < pending.first_key:
+            return
+        if isinstance(item, Delta):
+            cursor = pending.cursor(item.index)
+            if cursor.has_ended:
+                return  # sent again
+            cursor.has_ended = True
+        self._next_key = max(self._next_key, item.key + 1)
+        pending.num_open -= 1
+        if not pending.num_open:
+            self._abandoned.pop(item.request_id, None)
 
     def _take_control(self, message: Welcome | Rejected | Stats | Attached | Outputs) -> None:
         assert not isinstance(message, Outputs)
         if isinstance(message, Rejected):
             self._take_rejection(message)
+        elif isinstance(message, Attached) and not self._is_attaching:
+            pass  # said twice, because it was asked twice
         elif self._questions:
+            self._is_attaching = False
             if isinstance(message, Welcome):
                 self._max_request_bytes = message.max_request_bytes
             question = self._questions.popleft()

@@ -40,6 +40,11 @@ class ClientLink:
         self._output.send(frame)
         self._poller.register(self._output, zmq.POLLIN)
 
+    def attach_again(self, frame: bytes) -> None:
+        """Introduce ourselves once more."""
+        assert self._output is not None
+        self._output.send(frame)
+
     def queue(self, frame: bytes) -> None:
         """Have `frame` sent to the frontend by the next `receive` or `flush`."""
         self._outbox.append(frame)

@@ -32,13 +32,16 @@ class EmbedOutputs:
         """Requests registered and not ended."""
         return len(self._registers)
 
-    def register(self, message: Register) -> None:
-        """Take up a new request."""
-        self._registers[message.key] = message
+    def register(self, message: Register) -> list[tuple[int, int]]:
+        """Take up a request; one that is known already stays as it is. There are no gaps."""
+        self._registers.setdefault(message.key, message)
         self._newest_key = max(self._newest_key, message.key)
         early = self._early.pop(message.key, None)
         if early is not None:
             self._answer(message.key, early)
+        if self._early:  # keys come in order: those below were of requests that ended before we heard of any
+            self._early = {key: data for key, data in self._early.items() if key > self._newest_key}
+        return []
 
     def admit(self, key: int, num_cached_tokens: int, sent_ns: int = 0) -> None:
         """A request is in a step that was sent then. There is no cache."""
@@ -67,7 +70,7 @@ class EmbedOutputs:
         answers, self._answers = self._answers, []
         for register, data in answers:
             times = self._end(register, "stop", received_ns)
-            message = Embedding(register.request_id, data, register.prompt_token_ids, times=times)
+            message = Embedding(register.request_id, data, register.prompt_token_ids, times=times, key=register.key)
             taken.add(register.client, message)
         taken.ended, self._ended = self._ended, []
         return taken
@@ -78,7 +81,9 @@ class EmbedOutputs:
         if register is None:
             return None
         times = self._end(register, finish_reason, 0)
-        message = Embedding(register.request_id, b"", register.prompt_token_ids, finish_reason, error, times)
+        message = Embedding(
+            register.request_id, b"", register.prompt_token_ids, finish_reason, error, times, register.key
+        )
         return register.client, [message]
 
     def keys_of_client(self, client: bytes) -> list[int]:

@@ -6,16 +6,18 @@ random source. What others must hear of (Register, Finish, Replay) is returned a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from procengine.finished_histories import FinishedHistories
-from procengine.messages import Admitted, EmbedResult, Finish, Register, Replay, StepResult
+from procengine.messages import Admitted, EmbedResult, Finish, Register, Replay, StepResult, encode
+from procengine.output_ledger import LedgerEntry, OutputLedger
 from procengine.pipeline import AnyRequest, Pipeline, PlannedStep
+from procengine.recent_results import RecentResults, first_logprob_positions
 from procengine.workflows.parts import FrontendParts
 from procengine.workflows.prompt import ModelFacts, Prepared
 
@@ -53,7 +55,7 @@ class Engine:
         self._parts = parts
         self._placed_by_key: dict[int, _Placed] = {}
         self._keys_by_id: dict[tuple[bytes, str], list[int]] = {}
-        self._finished = FinishedHistories()
+        self._ledger = OutputLedger()
         self._num_accepted = 0
 
     @property
@@ -61,14 +63,28 @@ class Engine:
         """Accepted requests that have not ended."""
         return len(self._placed_by_key)
 
+    @property
+    def num_undelivered(self) -> int:
+        """Requests that have ended and whose clients may not know it yet."""
+        return self._ledger.num_undelivered
+
     def is_running(self, client: bytes, request_id: str) -> bool:
         """Whether the client has an unfinished request of that name."""
         return (client, request_id) in self._keys_by_id
 
     def accept(
-        self, workflow: str, body: Any, prepared: Prepared, client: bytes, request_id: str, seed: int
+        self,
+        workflow: str,
+        body: Any,
+        prepared: Prepared,
+        client: bytes,
+        request_id: str,
+        seed: int,
+        times: Mapping[str, int] | None = None,
     ) -> list[Register]:
         """Take the requests of a body on; the output process must hear of them before any step that holds them is sent.
+
+        `times` are the fields of Register that say when they came.
 
         Raises:
             InvalidRequestError: they cannot run.
@@ -82,7 +98,20 @@ class Engine:
             pipeline.planners[workflow].add(request)
             self._placed_by_key[request.key] = _Placed(request, workflow, pipeline)
         self._keys_by_id[client, request_id] = [request.key for request in requests]
-        return [parts.register(request, body) for request in requests]
+        registers = [msgspec.structs.replace(parts.register(request, body), **(times or {})) for request in requests]
+        for register in registers:
+            self._ledger.register(register)
+        return registers
+
+    def registered(self, key: int) -> bytes:
+        """The encoded Register of an unfinished request."""
+        return self._ledger.registered(key)
+
+    def admitted(self, step: PlannedStep, sent_ns: int) -> Admitted:
+        """What to tell the output process about the requests that start with this step, sent at `sent_ns`."""
+        message = Admitted([r.key for r in step.admitted], [r.num_cached_tokens or 0 for r in step.admitted], sent_ns)
+        self._ledger.admit(message)
+        return message
 
     def rank_of(self, key: int) -> int:
         """The worker that serves an unfinished request."""
@@ -92,7 +121,7 @@ class Engine:
         """Take in a result. Returns how many requests ended by it; the output process sees the same ends by itself."""
         ended = self.pipelines[header.rank].apply(header, payload)
         for request, _reason in ended:
-            self._finished.add(request.key, request.token_ids)
+            self._ledger.end(request.key, request.token_ids)
             self._forget(request)
         return len(ended)
 
@@ -109,6 +138,7 @@ class Engine:
                 request.is_finished = True
                 text = f"the worker died {request.num_worker_deaths} times while this request was running"
                 ends.append(Finish(request.key, "error", text))
+                self._ledger.end(request.key, request.token_ids, ends[-1])
                 continue
             pipeline = self._choose_pipeline(workflow, request)
             pipeline.planners[workflow].add(request)
@@ -119,6 +149,26 @@ class Engine:
         """A successor is ready. One of an epoch that is over already is not heard."""
         pipeline = self.pipelines[rank]
         pipeline.is_up |= pipeline.epoch == epoch
+
+    def resume_output(self, recent: RecentResults) -> Iterator[bytes | tuple[bytes, bytes]]:
+        """The output process is gone, and has told its clients nobody knows how much: all that its successor must be
+        told, as messages and results. It shows all requests from their beginning; clients drop what they have.
+        """
+        results, first_known = recent.all(), {}
+        if self._ledger.wants_logprobs:
+            first_known = first_logprob_positions(results)
+        for key, entry in self._ledger.ended():
+            yield from _retold(key, entry, entry.token_ids, first_known)
+        for key, entry in self._ledger.running():
+            yield from _retold(key, entry, self._history(self._placed_by_key[key]), first_known)
+        yield from results  # log probabilities, vectors, and tokens that came behind an end by text
+        for key, entry in self._ledger.ended():
+            # If its tokens end it, they have by now; else what would end it is gone, and nobody may wait for that.
+            yield encode(entry.finish or Finish(key, "error", "the results of this request were lost"))
+
+    def deliver(self, keys: Iterable[int]) -> None:
+        """The clients of these have been sent their ends."""
+        self._ledger.deliver(keys)
 
     def abort(self, client: bytes, request_id: str) -> list[Finish]:
         """End all choices of a request because its client says so."""
@@ -137,9 +187,12 @@ class Engine:
         placed = self._placed_by_key.get(key)
         if placed is None:
             return None
+        history = self._history(placed).copy()
         placed.pipeline.planners[placed.workflow].finish(placed.request)
         self._forget(placed.request)
-        return Finish(key, finish_reason, error)
+        finish = Finish(key, finish_reason, error)
+        self._ledger.end(key, history, None if finish_reason == "stop" else finish)  # a stop is in the text again
+        return finish
 
     def end_failed(self) -> list[Finish]:
         """End the requests that turned out not to be able to go on (a grammar that gave up)."""
@@ -155,12 +208,16 @@ class Engine:
         """Answer the output process, which misses tokens from `position` on."""
         placed = self._placed_by_key.get(key)
         if placed is not None:
-            history = self._parts[placed.workflow].history(placed.pipeline.planners[placed.workflow], placed.request)
-        elif (kept := self._finished.get(key)) is not None:
+            history = self._history(placed)
+        elif (kept := self._ledger.ended_tokens(key)) is not None:
             history = kept
         else:
             return Finish(key, "error", "tokens of this request were lost")
         return Replay(key, position, history[position:].tolist())
+
+    def _history(self, placed: _Placed) -> NDArray[np.int32]:
+        """All confirmed tokens of an unfinished request."""
+        return self._parts[placed.workflow].history(placed.pipeline.planners[placed.workflow], placed.request)
 
     def _choose_pipeline(self, workflow: str, request: AnyRequest) -> Pipeline:
         """The worker with the longest cached prefix, then the one with the least to do."""
@@ -184,6 +241,13 @@ class Engine:
         return [finish for key in list(keys) if (finish := self.end(key, "abort"))]
 
 
-def admitted_message(step: PlannedStep, sent_ns: int) -> Admitted:
-    """What to tell the output process about the requests that start with this step, sent at `sent_ns`."""
-    return Admitted([r.key for r in step.admitted], [r.num_cached_tokens or 0 for r in step.admitted], sent_ns)
+def _retold(
+    key: int, entry: LedgerEntry, token_ids: NDArray[np.int32], first_known: Mapping[int, int]
+) -> Iterator[bytes]:
+    """One request from its beginning. Tokens whose log probabilities are still known come with those, not here."""
+    yield entry.registered
+    if (admitted := entry.admitted(key)) is not None:
+        yield encode(admitted)
+    end = first_known.get(key) if entry.wants_logprobs else None
+    if (output := token_ids[entry.num_prompt_tokens : end]).size:
+        yield encode(Replay(key, entry.num_prompt_tokens, output.tolist()))

@@ -23,6 +23,7 @@ __all__ = [
     "Attached",
     "ChildStats",
     "ClientGone",
+    "Delivered",
     "Delta",
     "Drain",
     "Drained",
@@ -34,6 +35,7 @@ __all__ = [
     "GetStats",
     "GetStatus",
     "Hello",
+    "OutputLost",
     "Outputs",
     "ProcessStatus",
     "Query",
@@ -42,6 +44,7 @@ __all__ = [
     "Rejected",
     "Replay",
     "RequestTimes",
+    "Resume",
     "Resync",
     "Shutdown",
     "Stats",
@@ -171,7 +174,10 @@ class TokenLogprobs(_Message):
 
 
 class Delta(_Message, tag="delta"):
-    """New text and tokens of one choice. The one with a `finish_reason` is the last."""
+    """New text and tokens of one choice. The one with a `finish_reason` is the last.
+
+    It may repeat what an earlier one brought, after the output process was restarted: see `DeltaCursor`.
+    """
 
     request_id: str
     index: int
@@ -185,6 +191,9 @@ class Delta(_Message, tag="delta"):
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # one a prompt token, once; the first token has none
     times: RequestTimes | None = None  # in the last delta
+    token_offset: int = -1  # tokens of this choice in the deltas before; -1: this one holds everything so far
+    text_offset: int = -1  # the same in characters (code points) of text
+    key: int = -1  # of the choice; grows from each request to the next, so that a name that is used again is no riddle
 
 
 class Embedding(_Message, tag="embedding"):
@@ -196,6 +205,7 @@ class Embedding(_Message, tag="embedding"):
     finish_reason: str | None = "stop"
     error: str | None = None
     times: RequestTimes | None = None
+    key: int = -1  # see Delta
 
 
 class Outputs(_Message, tag="outputs"):
@@ -252,11 +262,17 @@ class Finish(_Message, tag="finish"):
 
 
 class Replay(_Message, tag="replay"):
-    """Answer to Resync: the tokens of a request from `position` on."""
+    """The tokens of a request from `position` on: the answer to Resync, and what a new output process is told."""
 
     key: int
     position: int
     token_ids: list[int]
+
+
+class Resume(_Message, tag="resume"):
+    """All that a new output process must know has been sent; it takes results and answers clients from here on."""
+
+    epoch: int  # of that output process
 
 
 # --- output -> frontend ---------------------------------------------------------------------------------------------
@@ -279,6 +295,12 @@ class Resync(_Message, tag="resync"):
 
     key: int
     position: int
+
+
+class Delivered(_Message, tag="delivered"):
+    """The last messages of these requests have been sent to their clients."""
+
+    keys: list[int]
 
 
 # --- frontend -> worker ---------------------------------------------------------------------------------------------
@@ -437,6 +459,12 @@ class WorkerLost(_Message, tag="worker_lost"):
     epoch: int  # of the one that is gone
 
 
+class OutputLost(_Message, tag="output_lost"):
+    """Supervisor to frontend: the output process is gone, and another one, of the next epoch, takes its place."""
+
+    epoch: int  # of the one that is gone
+
+
 class Shutdown(_Message, tag="shutdown"):
     """Supervisor to a child: end now. With an `error`, tell every client with unfinished requests why."""
 
@@ -477,11 +505,11 @@ UNREADABLE = (msgspec.DecodeError, RecursionError)
 
 FromClient = Hello | Submit | Abort | GetStats
 ToClient = Welcome | Rejected | Stats | Attached | Outputs
-FromFrontend = Register | Admitted | Finish | Replay
-FromOutput = TextStop | ClientGone | Resync
+FromFrontend = Register | Admitted | Finish | Replay | Resume
+FromOutput = TextStop | ClientGone | Resync | Delivered
 Step = StepInput | EmbedInput
 FromWorker = WorkerReady | StepResult | EmbedResult
-FromSupervisor = Query | Drain | WorkerLost | Shutdown
+FromSupervisor = Query | Drain | WorkerLost | OutputLost | Shutdown
 FromControlPeer = Ready | Failed | ChildStats | Drained | GetStatus
 
 

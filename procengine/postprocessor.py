@@ -61,8 +61,9 @@ class Postprocessor(Protocol):
         """Requests registered and not ended."""
         ...
 
-    def register(self, message: Register) -> None:
-        """Take up a new request."""
+    def register(self, message: Register) -> list[tuple[int, int]]:
+        """Take up a request; one that is known already stays as it is. Returns (key, position) of each gap found: a
+        result may have come before it."""
         ...
 
     def admit(self, key: int, num_cached_tokens: int, sent_ns: int = 0) -> None:

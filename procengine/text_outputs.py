@@ -37,7 +37,7 @@ class TextOutputs:
         self._touched: dict[int, Choice] = {}
         self._newest_key = -1
         self._early: list[tuple[StepResult, Int32s]] = []
-        self._awaiting_replay: set[int] = set()
+        self._awaiting_replay: dict[int, int] = {}  # key -> the first position that is here
         self._ended: list[EndedRequest] = []
 
     @property
@@ -45,15 +45,17 @@ class TextOutputs:
         """Requests registered and not ended."""
         return len(self._choices)
 
-    def register(self, message: Register) -> None:
-        """Take up a new request."""
+    def register(self, message: Register) -> list[tuple[int, int]]:
+        """Take up a request; one that is known already stays as it is. Returns (key, position) of each gap found."""
+        if message.key in self._choices:
+            return []
         row = self._table.add(
             len(message.prompt_token_ids), message.end_position, message.stop_token_ids, message.min_position
         )
         choice = Choice(message, row, self._detokenizer)
         self._choices[message.key] = choice
         self._newest_key = max(self._newest_key, message.key)
-        self._take_early_again()
+        return self._take_early_again()
 
     def admit(self, key: int, num_cached_tokens: int, sent_ns: int = 0) -> None:
         """A request got a slot; say in its first delta how much of the prompt was cached."""
@@ -63,6 +65,11 @@ class TextOutputs:
 
     def take_result(self, header: StepResult, payload: Int32s) -> list[tuple[int, int]]:
         """Take in one forward pass's tokens. Returns (key, position) of each gap found."""
+        is_awaited = bool(self._early)
+        gaps = self._take_one(header, payload)
+        return gaps + self._take_early_again() if is_awaited else gaps  # it may be what others were waiting for
+
+    def _take_one(self, header: StepResult, payload: Int32s) -> list[tuple[int, int]]:
         sections = cut_sections(RESULT_SECTIONS, header.sizes, payload)
         keys = join_int64(sections["key_words"])
         is_early = self._is_early(keys) or self._is_early(_span_keys(sections))
@@ -80,13 +87,14 @@ class TextOutputs:
         if is_early or gaps:
             self._early.append((header, payload))
         new_gaps = [(key, position) for key, position in gaps if key not in self._awaiting_replay]
-        self._awaiting_replay.update(key for key, _ in new_gaps)
+        for key, _ in new_gaps:
+            self._awaiting_replay[key] = int(positions[keys == key].min())
         return new_gaps
 
     def _take_early_again(self) -> list[tuple[int, int]]:
         """Rows that were taken in already are dropped by their positions."""
         early, self._early = self._early, []
-        return [gap for header, payload in early for gap in self.take_result(header, payload)]
+        return [gap for header, payload in early for gap in self._take_one(header, payload)]
 
     def _is_early(self, keys: NDArray[np.int64]) -> bool:
         return bool(keys.size) and bool(keys.max() > self._newest_key)
@@ -114,14 +122,35 @@ class TextOutputs:
         return gaps
 
     def replay(self, key: int, position: int, token_ids: list[int]) -> list[tuple[int, int]]:
-        """Take in tokens that were missing, from `position` on; those already known are dropped.
+        """Take in tokens that were missing, from `position` on; those already known are dropped, and so are those
+        behind a gap: the results that showed it have their log probabilities, too.
 
         Returns (key, position) of each gap that is still there: the frontend did not have all of them itself.
         """
-        for at, token_id in enumerate(token_ids, position):
-            self.take_tokens(np.array([key]), np.array([at], np.int32), np.array([token_id], np.int32))
-        self._awaiting_replay.discard(key)
+        choice = self._choices.get(key)
+        end = self._awaiting_replay.pop(key, None)
+        if choice is not None:
+            missing = token_ids if end is None else token_ids[: max(end - position, 0)]
+            self._take_replayed(choice, position, np.array(missing, np.int32))
         return self._take_early_again()
+
+    def _take_replayed(self, choice: Choice, position: int, token_ids: Int32s) -> None:
+        """Tokens of one sequence, all at once: after a restart there are many."""
+        table, row = self._table, choice.row
+        next_position = int(table.next_positions[row])
+        token_ids = token_ids[max(next_position - position, 0) :]
+        if not token_ids.size or position > next_position:
+            return
+        rows = np.full(token_ids.size, row, np.intp)
+        positions = np.arange(next_position, next_position + token_ids.size, dtype=np.int32)
+        codes = check_finish(token_ids, positions, table.limits, rows)
+        ends = np.flatnonzero(codes)
+        num_taken = int(ends[0]) + 1 if ends.size else token_ids.size
+        choice.take_replayed(token_ids[:num_taken].tolist(), int(codes[num_taken - 1]))
+        table.next_positions[row] += num_taken
+        if ends.size:
+            table.close(row)
+        self._touched[choice.register.key] = choice
 
     def take_items(self, received_ns: int = 0) -> TakenItems:
         """Everything that is new since the last call, as messages; the newest result came at `received_ns`."""
@@ -198,7 +227,7 @@ class TextOutputs:
 
     def _forget(self, key: int) -> None:
         choice = self._choices.pop(key)
-        self._awaiting_replay.discard(key)
+        self._awaiting_replay.pop(key, None)
         self._table.remove(choice.row)
         assert choice.end is not None
         self._ended.append(

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import uvloop
 import zmq
@@ -23,7 +22,7 @@ from procengine import ipc
 from procengine.admission import Admission
 from procengine.chat_template import ChatTemplate
 from procengine.child import Child, run_child, run_loop
-from procengine.engine import Engine, admitted_message
+from procengine.engine import Engine
 from procengine.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -38,12 +37,15 @@ from procengine.messages import (
     Abort,
     ChildStats,
     ClientGone,
+    Delivered,
     Drain,
     Drained,
     GetStats,
     Hello,
+    OutputLost,
     Query,
     Rejected,
+    Resume,
     Resync,
     Shutdown,
     Stats,
@@ -77,6 +79,7 @@ _STEP_SENT = int(RecordKind.STEP_SENT)
 _RESULT_APPLIED = int(RecordKind.RESULT_APPLIED)
 _REQUEST_ACCEPTED = int(RecordKind.REQUEST_ACCEPTED)
 _REQUEST_ADMITTED = int(RecordKind.REQUEST_ADMITTED)
+_SHOW_RESULTS_NS = 5 * 10**9  # as long as a result may take from the I/O thread of a worker to us
 
 
 class Frontend:
@@ -91,8 +94,8 @@ class Frontend:
         self._admission = Admission(self._parts, config.limits)
         self._engine: Engine | None = None  # exists once all workers have said how many blocks they hold
         self._num_blocks_by_rank: dict[int, int] = {}
-        num_workers = config.worker.num_workers
-        self._recent_results = [RecentResults() for _ in range(num_workers)]
+        self._recent_results = RecentResults()
+        self._shows_results_until_ns = 0
         self._stats = StepStats()
         self._spans = child.spans.writer("loop")
         self._clients: set[bytes] = set()
@@ -120,7 +123,7 @@ class Frontend:
         backstop = 2 * child.config.limits.max_request_bytes + 65536
         # Whoever sends connects: a PUSH that is bound blocks as soon as its peer is dead, one that connects queues.
         self._to_workers = [self._connect_worker(rank) for rank in range(num_workers)]
-        self._to_output = ipc.connect(context, zmq.PUSH, child.endpoint("register"))
+        self._to_output = self._connect_output()
         self._client_socket = ipc.bind(context, zmq.ROUTER, child.endpoint("frontend"), max_message_bytes=backstop)
         results = ipc.bind(context, zmq.PULL, child.endpoint("results"))
         from_output = ipc.bind(context, zmq.PULL, child.endpoint("feedback"))
@@ -131,6 +134,9 @@ class Frontend:
 
     def _connect_worker(self, rank: int) -> zmq.Socket[bytes]:
         return ipc.connect(self._child.context, zmq.PUSH, self._child.endpoint(f"steps-{rank}"))
+
+    def _connect_output(self) -> zmq.Socket[bytes]:
+        return ipc.connect(self._child.context, zmq.PUSH, self._child.endpoint("register"))
 
     # --- steps
 
@@ -144,9 +150,15 @@ class Frontend:
                 plan_ns = self._send_step(pipeline, plan, plan_ns)
         for finish in self._engine.end_failed():
             self._to_output.send(encode(finish))
-        if self._is_draining and not self._has_drained and not self._engine.num_unfinished and not self._tokenizing:
+        if self._is_draining and not self._has_drained and self._is_all_delivered:
             self._has_drained = True
             self._child.control.send(encode(Drained()))
+
+    @property
+    def _is_all_delivered(self) -> bool:
+        """Whether nothing runs and every client has been sent its ends."""
+        engine = self._engine
+        return engine is not None and not (engine.num_unfinished or engine.num_undelivered or self._tokenizing)
 
     def _send_step(self, pipeline: Pipeline, plan: NextPlan, plan_ns: int) -> int:
         """Build a planned step and send it. Returns when that was done: the next one begins there."""
@@ -180,7 +192,8 @@ class Frontend:
         return sent_ns
 
     def _announce_admitted(self, rank: int, step: PlannedStep, now_ns: int) -> None:
-        self._to_output.send(encode(admitted_message(step, now_ns)))
+        assert self._engine is not None
+        self._to_output.send(encode(self._engine.admitted(step, now_ns)))
         for request in step.admitted:
             self._spans.record(
                 _REQUEST_ADMITTED,
@@ -201,7 +214,9 @@ class Frontend:
         decoded_ns = time.monotonic_ns()
         self._stats.result_received(header.rank, header.step_id, header.is_last, header.busy_ns, received_ns)
         assert self._engine is not None
-        self._recent_results[header.rank].add(frames[0], frames[1])
+        self._recent_results.add(header.rank, frames[0], frames[1])
+        if received_ns < self._shows_results_until_ns:
+            ipc.send_frames(self._to_output, (frames[0], frames[1]))
         num_finished = self._engine.apply(header, np.frombuffer(frames[1], np.int32))
         self._spans.record(
             _RESULT_APPLIED,
@@ -240,13 +255,31 @@ class Frontend:
         self._results.drain()
         if self._engine is None:
             return
-        for frames in self._recent_results[rank].take_all():
+        for frames in self._recent_results.of_worker(rank):
             ipc.send_frames(self._to_output, frames)
         self._to_workers[rank].close(linger=0)  # with the steps that nobody will take
         self._to_workers[rank] = self._connect_worker(rank)
         self._stats.forget(rank)
         for finish in self._engine.lose_worker(rank):
             self._to_output.send(encode(finish))
+        self._pump()
+
+    def _on_output_lost(self, epoch: int) -> None:
+        """Its successor is told everything again, from what the dead one said and the workers sent as far as that is
+        here. A result that is not yet here may have been lost with the process: for a while it is shown all of them.
+        """
+        self._feedback.drain()
+        self._results.drain()
+        assert self._engine is not None  # before the group is ready, a death is its end
+        self._to_output.close(linger=0)
+        self._to_output = self._connect_output()
+        for message in self._engine.resume_output(self._recent_results):
+            if isinstance(message, bytes):
+                self._to_output.send(message)
+            else:
+                ipc.send_frames(self._to_output, message)
+        self._to_output.send(encode(Resume(epoch + 1)))
+        self._shows_results_until_ns = time.monotonic_ns() + _SHOW_RESULTS_NS
         self._pump()
 
     # --- clients
@@ -337,17 +370,16 @@ class Frontend:
 
     def _accept(self, client: bytes, message: Submit, body: PromptBody, prepared: Prepared, received_ns: int) -> None:
         assert self._engine is not None
-        prepared_ns = time.monotonic_ns()
+        times = {"client_sent_ns": message.sent_ns, "received_ns": received_ns, "prepared_ns": time.monotonic_ns()}
         try:
             registers = self._engine.accept(
-                message.workflow, body, prepared, client, message.request_id, secrets.randbits(63)
+                message.workflow, body, prepared, client, message.request_id, secrets.randbits(63), times
             )
         except InvalidRequestError as error:
             self._reject(client, message.request_id, error)
             return
-        times = {"client_sent_ns": message.sent_ns, "received_ns": received_ns, "prepared_ns": prepared_ns}
         for register in registers:
-            self._to_output.send(encode(msgspec.structs.replace(register, **times)))
+            self._to_output.send(self._engine.registered(register.key))
             self._spans.record(
                 _REQUEST_ACCEPTED,
                 register.key,
@@ -384,7 +416,10 @@ class Frontend:
                 self._clients.discard(client)
                 for finish in self._engine.abort_client(client):
                     self._to_output.send(encode(finish))
+            case Delivered(keys):
+                self._engine.deliver(keys)
             case Resync(key, position):
+                self._results.drain()  # what was lost on its way there is here, and brings more than tokens
                 self._to_output.send(encode(self._engine.resync(key, position)))
 
     # --- supervisor
@@ -398,6 +433,8 @@ class Frontend:
                 self._control.poke()
             case WorkerLost(rank):
                 self._on_worker_lost(rank)
+            case OutputLost(epoch):
+                self._on_output_lost(epoch)
             case Drain(timeout_s):
                 self._is_draining = True
                 self._loop.call_later(timeout_s, self._abort_all)

@@ -2,6 +2,9 @@
 
 Wiring only: it moves messages between sockets and the pure parts. It takes in all results that wait before it makes one
 message a client of them, so that a burst costs one message and not many.
+
+One that takes the place of a dead one first hears from the frontend all that there is (up to `Resume`), and keeps what
+clients are to get until they have reconnected (`HeldItems`).
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 import numpy as np
@@ -19,6 +22,7 @@ import zmq
 from procengine import ipc
 from procengine.child import Child, run_child, run_loop
 from procengine.errors import EngineDeadError
+from procengine.held_items import HeldItems
 from procengine.messages import (
     PROTOCOL_VERSION,
     UNREADABLE,
@@ -26,13 +30,16 @@ from procengine.messages import (
     Attached,
     ChildStats,
     ClientGone,
+    Delivered,
     Drain,
     Finish,
+    OutputLost,
     Outputs,
     Query,
     Register,
     Rejected,
     Replay,
+    Resume,
     Resync,
     Shutdown,
     TextStop,
@@ -44,7 +51,7 @@ from procengine.messages import (
     decode_from_worker,
     encode,
 )
-from procengine.postprocessor import Postprocessor, TakenItems
+from procengine.postprocessor import Item, Postprocessor, TakenItems
 from procengine.profiling.records import FINISH_CODES, RecordKind
 from procengine.tokenizer import Tokenizer
 from procengine.workflows import WORKFLOWS, load_part
@@ -55,6 +62,9 @@ __all__ = ["main"]
 _RESULT_TAKEN = int(RecordKind.RESULT_TAKEN)
 _FLUSHED = int(RecordKind.FLUSHED)
 _REQUEST_DONE = int(RecordKind.REQUEST_DONE)
+_HOLD_S = 10.0  # a client that has not come back by then is gone
+_HOLD_AT_END_S = 2.0
+_RETRY_S = 0.03
 _NICENESS = 10  # when cores are scarce, text may be late; the loop that feeds the device may not
 
 
@@ -63,6 +73,7 @@ class Output:
 
     def __init__(self, child: Child, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None]) -> None:
         self._child = child
+        self._loop = loop
         self._on_end = on_end
         self._is_ending = False
         self._spans = child.spans.writer("loop")
@@ -73,16 +84,24 @@ class Output:
             name: load_part(WORKFLOWS[name].postprocess)(tokenizer) for name in child.config.model.workflows
         }
         self._last_items = TakenItems()  # of requests that were ended from outside
+        self._held = HeldItems(time.monotonic() + _HOLD_S if child.epoch else 0.0)
+        self._retry: asyncio.TimerHandle | None = None
         context = child.context
         self._client_socket = ipc.bind(context, zmq.ROUTER, child.endpoint("output"))
         self._to_frontend = ipc.connect(context, zmq.PUSH, child.endpoint("feedback"))
         from_frontend = ipc.bind(context, zmq.PULL, child.endpoint("register"))
-        results = ipc.bind(context, zmq.PULL, child.endpoint("text"))
+        self._result_socket = ipc.bind(context, zmq.PULL, child.endpoint("text"))
+        self._results: ipc.SocketReader | None = None
         self._registers = ipc.SocketReader(loop, from_frontend, self._on_frontend, self._flush)
-        self._results = ipc.SocketReader(loop, results, self._on_result, self._flush)
         self._clients = ipc.SocketReader(loop, self._client_socket, self._on_client)
         self._control = ipc.SocketReader(loop, child.control, self._on_control)
+        if not child.epoch:
+            self._take_results()
         child.say_ready({})
+
+    def _take_results(self) -> None:
+        """All that was before is known: from here on results are taken in, and clients answered."""
+        self._results = ipc.SocketReader(self._loop, self._result_socket, self._on_result, self._flush)
 
     @property
     def _num_unfinished(self) -> int:
@@ -94,7 +113,7 @@ class Output:
             return
         match decode_from_frontend(frames[0]):
             case Register(workflow=workflow) as register:
-                self._postprocessors[workflow].register(register)
+                self._ask_for(self._postprocessors[workflow].register(register))
             case Admitted(keys, num_cached_tokens, sent_ns):
                 for key, count in zip(keys, num_cached_tokens, strict=True):
                     for postprocessor in self._postprocessors.values():
@@ -104,6 +123,9 @@ class Output:
             case Replay(key, position, token_ids):
                 for postprocessor in self._postprocessors.values():
                     self._ask_for(postprocessor.replay(key, position, token_ids))
+            case Resume(epoch):
+                if epoch == self._child.epoch and self._results is None:
+                    self._take_results()
 
     def _on_result(self, frames: list[bytes]) -> None:
         self._registers.drain()  # what the frontend said before it sent this step is here, but maybe not taken in
@@ -135,6 +157,8 @@ class Output:
 
     def _flush(self) -> None:
         """Send what is new, one message a client."""
+        if self._results is None:
+            return
         started_ns = time.monotonic_ns()
         items, self._last_items = self._last_items, TakenItems()
         for postprocessor in self._postprocessors.values():
@@ -143,7 +167,7 @@ class Output:
             self._to_frontend.send(encode(TextStop(key)))
         if items.items_by_client or items.ended:
             self._deliver(items, started_ns)
-        if self._is_ending and not self._num_unfinished:
+        if self._is_ending and not self._num_unfinished and not self._held.clients:
             self._on_end()
 
     def _deliver(self, items: TakenItems, started_ns: int) -> None:
@@ -151,9 +175,11 @@ class Output:
         num_items = 0
         for client, new in items.items_by_client.items():
             num_items += len(new)
-            if not ipc.send_routed(self._client_socket, client, encode(Outputs(new, detokenized_ns))):
-                self._drop_client(client)
+            if not self._held.add(client, new) and not self._send(client, Outputs(new, detokenized_ns)):
+                self._hold_or_drop(client, new)
         self._clients.poke()
+        held_keys = self._held.ended_keys()
+        self._report_delivered([ended.key for ended in items.ended if ended.key not in held_keys])
         delivered_ns = time.monotonic_ns()
         num_clients = len(items.items_by_client)
         self._spans.record(
@@ -175,6 +201,36 @@ class Output:
                 FINISH_CODES.index(ended.finish_reason),
             )
 
+    def _send(self, client: bytes, outputs: Outputs) -> bool:
+        return ipc.send_routed(self._client_socket, client, encode(outputs))
+
+    def _report_delivered(self, keys: Collection[int]) -> None:
+        """Nobody waits for the ends of these any more."""
+        if keys:
+            self._to_frontend.send(encode(Delivered(list(keys))))
+
+    # --- clients that have not reconnected to us since our predecessor died
+
+    def _hold_or_drop(self, client: bytes, items: list[Item]) -> None:
+        if not self._held.hold(client, items, time.monotonic()):
+            self._drop_client(client)
+        elif self._retry is None:
+            self._retry = self._loop.call_later(_RETRY_S, self._send_held)
+
+    def _send_held(self) -> None:
+        self._retry = None
+        held_keys, sent_ns = self._held.ended_keys(), time.monotonic_ns()
+        for client, items in list(self._held.clients.items()):
+            if self._send(client, Outputs(items, sent_ns)):
+                del self._held.clients[client]
+        for client in self._held.take_late(time.monotonic()):
+            self._drop_client(client)
+        if self._held.clients:
+            self._retry = self._loop.call_later(_RETRY_S, self._send_held)
+        self._clients.poke()
+        self._report_delivered(held_keys - self._held.ended_keys())
+        self._flush()  # they may have been what our end waited for
+
     def _finish(self, key: int, finish_reason: str, error: str | None) -> None:
         for postprocessor in self._postprocessors.values():
             ended = postprocessor.finish(key, finish_reason, error)
@@ -185,8 +241,10 @@ class Output:
 
     def _drop_client(self, client: bytes) -> None:
         for postprocessor in self._postprocessors.values():
-            for key in postprocessor.keys_of_client(client):
+            keys = postprocessor.keys_of_client(client)
+            for key in keys:
                 postprocessor.finish(key, "abort")
+            self._report_delivered(keys)  # nobody is left to be told
         self._to_frontend.send(encode(ClientGone(client)))
 
     def _on_client(self, frames: list[bytes]) -> None:
@@ -208,8 +266,11 @@ class Output:
                     self._on_end()
                     return
                 self._is_ending = True
+                self._held.shorten(time.monotonic() + _HOLD_AT_END_S)
                 self._flush()  # results may still be on their way: the last one ends us
-            case Drain() | WorkerLost():  # these are the frontend's business
+            case Drain():
+                self._held.shorten(time.monotonic() + _HOLD_AT_END_S)
+            case WorkerLost() | OutputLost():  # these are the frontend's business
                 pass
 
     def _end_all(self, error: str) -> None:

@@ -4,8 +4,9 @@ Wiring and life cycle only; no request ever passes through here. It sleeps in on
 children's pidfds and logs, signals, and the death pipe of whoever launched it.
 
 Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
-gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
-hears why, and the exit status is 1.
+gone: no new requests, the running ones may finish) -> stopping -> gone. A worker or an
+output process that dies is restarted in place; if that happens too often, or another child dies, the group ends: every
+client hears why, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from procengine.messages import (
     Drained,
     Failed,
     GetStatus,
+    OutputLost,
     ProcessStatus,
     Query,
     Ready,
@@ -54,7 +56,7 @@ __all__ = ["main", "run_group"]
 _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
-_RESTARTED_ROLES = ("worker",)
+_RESTARTED_ROLES = ("worker", "output")
 
 
 class Supervisor:
@@ -245,7 +247,8 @@ class Supervisor:
             self._fail(end)
             return
         write_log(f"procengine: {child.describe_end()}\nprocengine: {child.name} is restarted, its requests go on\n")
-        self._send_to("frontend", WorkerLost(child.rank, child.epoch))
+        is_worker = child.role == "worker"
+        self._send_to("frontend", WorkerLost(child.rank, child.epoch) if is_worker else OutputLost(child.epoch))
         self._restarts_due.append((now_s + delay_s, child))
         self._start_due_children()
 
@@ -268,7 +271,8 @@ class Supervisor:
     def _drain(self, timeout_s: float) -> None:
         self._state = "draining"
         self._deadline_s = time.monotonic() + timeout_s + _STOP_GRACE_S
-        self._send_to("frontend", Drain(timeout_s))
+        for role in ("frontend", "output"):
+            self._send_to(role, Drain(timeout_s))
 
     def _stop(self, error: str | None = None) -> None:
         """Tell everybody to end; what does not within the grace time is killed."""
@@ -314,7 +318,7 @@ class Supervisor:
         deadlines += [at_s for at_s, _ in self._restarts_due]
         return max(0, int(1e3 * (min(deadlines) - time.monotonic())) + 1) if deadlines else None
 
-    def _send_to(self, role: str, message: Drain | Shutdown | Query | WorkerLost) -> None:
+    def _send_to(self, role: str, message: Drain | Shutdown | Query | WorkerLost | OutputLost) -> None:
         for child in self._children:
             if child.role == role and child.is_alive:
                 ipc.send_routed(self._control, child.identity, encode(message))

@@ -40,7 +40,7 @@ class BenchClient:
 
     def __init__(self, group: GroupInfo) -> None:
         self._group = group
-        self._core = ClientCore()
+        self._core = ClientCore(sees_ends_only=True)
         self._link, self._welcome = connect_link(group, self._core)
         self._heard_ns = time.perf_counter_ns()
 

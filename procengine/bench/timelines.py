@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.bench.record import Record
+from procengine.delta_cursor import DeltaCursor
 from procengine.messages import Delta, Outputs, decode_to_client
 
 __all__ = ["Timeline", "read_timelines"]
@@ -92,7 +93,11 @@ def read_timelines(record: Record) -> list[Timeline]:
 
 
 def _deltas(record: Record) -> Iterator[tuple[int, Delta]]:
+    cursors: dict[tuple[str, int], DeltaCursor] = {}
     for now_ns, frame in record.frames:
         message = decode_to_client(frame)
-        if isinstance(message, Outputs):
-            yield from ((now_ns, item) for item in message.items if isinstance(item, Delta))
+        for item in message.items if isinstance(message, Outputs) else ():
+            if isinstance(item, Delta):
+                new = cursors.setdefault((item.request_id, item.index), DeltaCursor()).take(item)
+                if new is not None:
+                    yield now_ns, new

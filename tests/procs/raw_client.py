@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from procengine import ipc
+from procengine.delta_cursor import DeltaCursor
 from procengine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -47,15 +48,22 @@ def body(prompt: str | list[int] | None = None, *, max_tokens: int | None = 4, *
 
 
 class RawClient:
-    """Two DEALER sockets under one identity. `messages` holds all that came, oldest first, outputs taken apart."""
+    """Two DEALER sockets under one identity. `messages` holds all that came, oldest first, outputs taken apart.
 
-    def __init__(self, endpoint: str, *, is_attached: bool = True) -> None:
+    One that `drops_repeats` follows the rule for what a restarted output process sends again; ids are used once then.
+    """
+
+    def __init__(self, endpoint: str, *, is_attached: bool = True, drops_repeats: bool = False) -> None:
         self._context = ipc.make_context()
         self._identity = b"t" + os.urandom(8)
         self.frontend = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
         self.output: zmq.Socket[bytes] | None = None
         self._others: list[zmq.Socket[bytes]] = []
         self.messages: list[Message] = []
+        self.num_repeats = 0
+        self._drops_repeats = drops_repeats
+        self._cumulative: set[str] = set()
+        self._cursors: dict[tuple[str, int], DeltaCursor] = {}
         self._poller = zmq.Poller()
         self._poller.register(self.frontend, zmq.POLLIN)
         try:
@@ -91,6 +99,9 @@ class RawClient:
 
     def submit(self, request_id: str, request_body: Any, workflow: str = "generate") -> None:
         """A request with any body."""
+        params = request_body.get("sampling_params", {}) if isinstance(request_body, dict) else {}
+        if isinstance(params, dict) and params.get("output_kind") == "cumulative":
+            self._cumulative.add(request_id)
         self.send(Submit(request_id, workflow, msgspec.Raw(encode(request_body))))
 
     def abort(self, request_id: str) -> None:
@@ -114,7 +125,24 @@ class RawClient:
                 except zmq.Again:
                     break
                 message = decode_to_client(data)
-                self.messages += message.items if isinstance(message, Outputs) else [message]
+                if isinstance(message, Outputs):
+                    self.messages += [new for item in message.items if (new := self._new_part(item))]
+                else:
+                    self.messages.append(message)
+
+    def _new_part(self, item: Delta | Embedding) -> Delta | Embedding | None:
+        if not self._drops_repeats:
+            return item
+        index = item.index if isinstance(item, Delta) else 0
+        cursor = self._cursors.get((item.request_id, index))
+        if cursor is None:
+            cursor = DeltaCursor(is_cumulative=item.request_id in self._cumulative)
+            self._cursors[item.request_id, index] = cursor
+        self.num_repeats += cursor.has_ended
+        if isinstance(item, Delta):
+            return cursor.take(item)
+        has_ended, cursor.has_ended = cursor.has_ended, True
+        return None if has_ended else item
 
     def receive_for(self, duration_s: float) -> None:
         """Take in what comes until the time is over."""

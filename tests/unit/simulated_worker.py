@@ -25,6 +25,7 @@ from procengine.row_features import EARLY_STOPS, GRAMMAR, NEEDS_HISTORY, PENALTI
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.scheduler.scheduler import Scheduler
 from procengine.step_output import (
+    Logprobs,
     PassTimes,
     PromptLogprobs,
     SampledTokens,
@@ -156,6 +157,7 @@ class SimulatedWorker:
         self.headers: list[StepInput] = []
         self.slot_lists: list[tuple[SlotList, int, list[int]]] = []  # with the key in place of the slot
         self._features = np.zeros(limits.max_num_seqs, np.int32)
+        self._num_logprobs = np.full(limits.max_num_seqs, -1, np.int32)
         self._identity = WorkerIdentity(rank, epoch)
         self._limits = limits
         self._truth = truth
@@ -203,8 +205,9 @@ class SimulatedWorker:
             self._last_tokens[slots[sampled]] = tokens
             masks = sections if micro_step == 0 else None
             self._check_masks(slots[sampled], tokens, masks)
+            logprobs = self._logprobs(slots[sampled], seq_lens[sampled], tokens)
             yield self._result(
-                header, micro_step, slots[sampled], seq_lens[sampled], self._sampled_tokens(tokens, sections)
+                header, micro_step, slots[sampled], seq_lens[sampled], self._sampled_tokens(tokens, sections, logprobs)
             )
 
     def _run_drafts(self, header: StepInput, sections: dict[str, Int32s], input_ids: Int32s) -> tuple[bytes, bytes]:
@@ -229,7 +232,11 @@ class SimulatedWorker:
         self._last_tokens[columns[:, 0]] = _NOTHING  # never to be asked for: such a step says its tokens itself
         self._check_masks(columns[:, 0], tokens, sections)
         return self._result(
-            header, 0, columns[:, 0].copy(), columns[:, 1].copy(), self._sampled_tokens(tokens, sections, is_accepted)
+            header,
+            0,
+            columns[:, 0].copy(),
+            columns[:, 1].copy(),
+            self._sampled_tokens(tokens, sections, None, is_accepted),
         )
 
     def _try_proposals(self, slot: int, known: int, proposals: Int32s) -> list[tuple[int, int, int, int]]:
@@ -280,18 +287,30 @@ class SimulatedWorker:
             at += count
         assert at == sections["prompt_targets"].size
 
+    def _logprobs(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> Logprobs | None:
+        """Of each token its position, so that a shifted one is seen."""
+        rows = np.flatnonzero(self._num_logprobs[slots] >= 0).astype(np.int32)
+        if not rows.size:
+            return None
+        shown = tokens[rows][:, None]
+        return Logprobs(rows, shown, -positions[rows][:, None].astype(np.float32), np.ones_like(shown))
+
     def _sampled_tokens(
-        self, tokens: Int32s, sections: dict[str, Int32s], is_accepted: NDArray[np.bool_] | None = None
+        self,
+        tokens: Int32s,
+        sections: dict[str, Int32s],
+        logprobs: Logprobs | None,
+        is_accepted: NDArray[np.bool_] | None = None,
     ) -> SampledTokens:
         wanted = sections["prompt_rows"].reshape(-1, 3)
         if not wanted.size:
-            return SampledTokens(tokens, is_accepted)
+            return SampledTokens(tokens, is_accepted, logprobs)
         keys = self._keys[sections["slots"][wanted[:, 0]]].view(np.int32).reshape(-1, 2)
         firsts = sections["positions"][sections["query_start_loc"][wanted[:, 0]]] + 1
         spans = np.column_stack((keys, firsts, wanted[:, 1])).astype(np.int32)
         shown = np.repeat(sections["prompt_targets"][:, None], int(wanted[:, 2].max()) + 1, axis=1)
         prompt = PromptLogprobs(spans, shown, -shown.astype(np.float32), np.ones(shown.shape, np.int32))
-        return SampledTokens(tokens, is_accepted, None, prompt)
+        return SampledTokens(tokens, is_accepted, logprobs, prompt)
 
     def _check_header(self, header: StepInput, sections: dict[str, Int32s]) -> None:
         lengths = np.diff(sections["query_start_loc"])
@@ -328,6 +347,7 @@ class SimulatedWorker:
             self._keys[row[0]] = join_int64(row[low : low + 2])[0]
             self._block_tables[row[0]] = _NOTHING  # stricter than a real worker: nothing of the holder before is left
             self._features[row[0]] = row[SLOT_ROW.index("features")]
+            self._num_logprobs[row[0]] = row[SLOT_ROW.index("num_logprobs")]
         self._take_lists(sections["slot_lists"], rows[:, 0].tolist())
         for slot, index, block in sections["block_updates"].reshape(-1, BLOCK_UPDATE_WIDTH).tolist():
             assert 0 <= block < self._limits.num_blocks

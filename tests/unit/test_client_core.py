@@ -318,3 +318,113 @@ def test_each_raise_is_a_new_exception(core: ClientCore) -> None:
         except ProcengineError as error:
             raised.append(error)
     assert raised[0] is not raised[1]
+
+
+# --- an output process that begins anew
+
+
+def delta(request_id: str, offset: int, tokens: list[int], finish_reason: str | None = None, key: int = 0) -> Delta:
+    """Each token is one character."""
+    text = "".join(chr(96 + token) for token in tokens)
+    return Delta(request_id, 0, text, tokens, finish_reason, token_offset=offset, text_offset=offset, key=key)
+
+
+def test_what_is_sent_again_is_dropped_and_the_rest_taken(core: ClientCore) -> None:
+    calls: list[str] = []
+    pending, _ = core.submit(
+        "generate", prompt_body("hi"), None, lambda _: calls.append("end"), lambda: calls.append("item")
+    )
+    core.receive(outputs(delta(pending.request_id, 0, [1, 2])))
+    core.receive(outputs(delta(pending.request_id, 0, [1])))
+    core.receive(outputs(delta(pending.request_id, 0, [1, 2, 3], "stop")))
+    core.receive(outputs(delta(pending.request_id, 0, [1, 2, 3], "stop")))
+    assert [(one.text, one.token_ids) for one in pending.take_deltas()] == [("ab", [1, 2]), ("c", [3])]
+    assert calls == ["item", "end"]
+
+
+def test_each_choice_ends_once(core: ClientCore) -> None:
+    pending = submit(core, n=3)
+    for index in (0, 0, 1, 0, 1):
+        core.receive(end_of(pending, index))
+    assert not pending.is_done
+    core.receive(end_of(pending, 2))
+    assert pending.is_done
+    assert [one.index for one in pending.take_deltas()] == [0, 1, 2]
+
+
+def test_each_choice_of_an_abandoned_request_ends_once(core: ClientCore) -> None:
+    pending = submit(core, "mine", n=2)
+    core.receive(end_of(pending, 0))
+    core.abandon(pending)
+    core.receive(end_of(pending, 0))
+    with pytest.raises(InvalidRequestError, match="in use"):
+        submit(core, "mine")
+    core.receive(end_of(pending, 1))
+    submit(core, "mine")
+
+
+def test_a_gap_fails_the_request_and_no_other(core: ClientCore) -> None:
+    pending, other = submit(core), submit(core)
+    core.receive(outputs(delta(pending.request_id, 0, [1]), delta(pending.request_id, 2, [3])))
+    with pytest.raises(ProtocolError, match=f"'{pending.request_id}', choice 0: a message begins at token 2"):
+        pending.raise_error()
+    assert not other.is_done
+    assert core.abandon(pending) == encode(Abort(pending.request_id)), "the rest of it is of no use"
+    core.receive(outputs(delta(pending.request_id, 3, [4], "abort")))
+    assert submit(core, pending.request_id).error is None
+
+
+def test_the_end_of_a_request_is_not_taken_for_that_of_the_next_one_with_its_name(core: ClientCore) -> None:
+    first = submit(core, "mine")
+    core.receive(outputs(delta("mine", 0, [1, 2], "stop", key=7)))
+    assert first.is_done
+    second = submit(core, "mine")
+    core.receive(outputs(delta("mine", 0, [1], key=7), delta("mine", 0, [1, 2], "stop", key=7)))
+    assert not second.is_done and not second.items
+    core.receive(outputs(delta("mine", 0, [5], "stop", key=8)))
+    assert [one.token_ids for one in second.take_deltas()] == [[5]]
+
+
+def test_vectors_and_late_ends_are_told_apart_by_their_keys_too(core: ClientCore) -> None:
+    def embed() -> Pending:
+        return core.submit("embed", prompt_body([1]), "mine")[0]
+
+    embed()
+    core.receive(outputs(Embedding("mine", b"old", [1], key=3)))
+    second = embed()
+    core.receive(outputs(Embedding("mine", b"old", [1], key=3)))
+    assert not second.is_done
+    core.abandon(second)
+    core.receive(outputs(Embedding("mine", b"old", [1], key=3)))
+    with pytest.raises(InvalidRequestError, match="in use"):
+        embed()
+    core.receive(outputs(Embedding("mine", b"new", [1], key=4)))
+    assert embed().error is None
+
+
+def test_cumulative_messages_never_go_back(core: ClientCore) -> None:
+    params = SamplingParams(output_kind="cumulative")
+    pending = core.submit("generate", generate_body(prompt_body("hi"), params))[0]
+    for count in (1, 3, 1, 2, 3, 4):
+        core.receive(outputs(Delta(pending.request_id, 0, "x" * count, [0] * count)))
+    assert [len(one.token_ids) for one in pending.take_deltas()] == [1, 3, 4]
+
+
+def test_one_that_sees_the_ends_only_finds_no_gaps_and_ends_each_choice_once() -> None:
+    core = ClientCore(sees_ends_only=True)
+    core.hello()
+    core.receive(welcome())
+    pending = submit(core, n=2)
+    for _ in range(2):
+        core.receive(outputs(delta(pending.request_id, 5, [1], "stop")))
+    assert not pending.is_done
+    core.receive(end_of(pending, 1))
+    assert pending.is_done and pending.error is None
+
+
+def test_a_second_answer_to_attach_is_no_answer_to_anything_else(core: ClientCore) -> None:
+    question, _ = core.get_stats(reset=False)
+    core.receive(encode(Attached(PROTOCOL_VERSION)))
+    assert not question.is_done
+    core.receive(encode(Stats({"a": 1})))
+    assert question.answer(Stats).values == {"a": 1}

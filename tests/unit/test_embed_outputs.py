@@ -29,7 +29,7 @@ def result(*keys: int) -> tuple[EmbedResult, np.ndarray[tuple[int], np.dtype[np.
 
 def answer(key: int) -> Embedding:
     vector = np.array([key, key + 0.5, -1], "<f4").tobytes()
-    return Embedding(f"r{key}", vector, [key, key], times=RequestTimes())
+    return Embedding(f"r{key}", vector, [key, key], times=RequestTimes(), key=key)
 
 
 def test_every_vector_goes_to_its_client_in_one_message_each() -> None:
@@ -56,9 +56,27 @@ def test_vector_before_its_register_is_kept() -> None:
     assert embed.take_items().items_by_client == {b"c1": [answer(1)], b"c0": [answer(2)]}
 
 
+def test_early_vectors_of_requests_that_nobody_registers_are_not_kept_for_ever() -> None:
+    embed = outputs()
+    embed.take_result(*result(0, 1, 2))  # to a new process, which hears only of what has not ended
+    embed.register(register(1))
+    assert embed.take_items().items_by_client == {b"c1": [answer(1)]}
+    embed.register(register(0))
+    embed.register(register(2))
+    assert embed.take_items().items_by_client == {b"c0": [answer(2)]}
+
+
+def test_a_request_is_registered_once() -> None:
+    embed = outputs(0)
+    embed.register(register(0))
+    embed.take_result(*result(0))
+    assert embed.take_items().items_by_client == {b"c0": [answer(0)]}
+    assert embed.num_unfinished == 0
+
+
 def test_ended_request_gets_one_terminal_message_and_its_vector_is_dropped() -> None:
     embed = outputs(0, 3)
-    ended = Embedding("r0", b"", [0, 0], "error", "it broke", RequestTimes())
+    ended = Embedding("r0", b"", [0, 0], "error", "it broke", RequestTimes(), 0)
     assert embed.finish(0, "error", "it broke") == (b"c0", [ended])
     assert embed.finish(0, "abort") is None
     embed.take_result(*result(0))

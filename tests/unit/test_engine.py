@@ -6,23 +6,29 @@ import itertools
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from procengine.config import LimitsConfig
-from procengine.engine import Engine, admitted_message
+from procengine.delta_cursor import DeltaCursor
+from procengine.engine import Engine
 from procengine.errors import InvalidRequestError
 from procengine.messages import (
     Admitted,
+    Delivered,
     Delta,
     EmbedResult,
     Finish,
     Register,
     Replay,
+    Resume,
     StepResult,
+    TextStop,
+    TokenLogprobs,
+    decode_from_frontend,
     decode_from_worker,
     encode,
 )
@@ -40,11 +46,15 @@ from tests.tiny_tokenizers import byte_alphabet, byte_level
 from tests.unit.simulated_worker import SimulatedWorker, TrueSequences, limits
 
 TOKENIZER = byte_level()
+NO_LOGPROBS = TokenLogprobs((), (), ())
 LETTERS = [TOKENIZER.token_to_id(byte_alphabet()[ord(letter)]) or 0 for letter in "abcd "]
 
 
 def letter_rule(seed: int, prefix: np.ndarray[tuple[int], np.dtype[np.int32]]) -> int:
     return LETTERS[zlib.crc32(prefix.tobytes(), seed) % len(LETTERS)]
+
+
+Told = Register | Finish | Replay | Admitted | Resume | tuple[bytes, bytes]
 
 
 class Group:
@@ -64,9 +74,10 @@ class Group:
         self.engine = Engine(parts, pipelines, facts)
         self.to_frontend: deque[tuple[bytes, bytes]] = deque()
         self.to_output: list[deque[tuple[bytes, bytes]]] = [deque() for _ in range(num_workers)]
-        self.recent_results = [RecentResults() for _ in range(num_workers)]
+        self.recent_results = RecentResults()
         self.epochs = [0] * num_workers
-        self.told: list[Register | Finish | Replay | Admitted | tuple[bytes, bytes]] = []
+        self.told: list[Told] = []
+        self.num_to_show = 0  # results to show to the output process, too: it may have been killed with them
 
     def submit(self, name: str, prompt: list[int], client: bytes = b"c", seed: int = 0, **params: Any) -> Register:
         body = GenerateBody(prompt_token_ids=prompt, sampling_params=SamplingParams(**params))
@@ -83,7 +94,7 @@ class Group:
             while (step := pipeline.next_step()) is not None:
                 ranks.append(pipeline.rank)
                 if step.admitted:
-                    self.told.append(admitted_message(step, 0))
+                    self.told.append(self.engine.admitted(step, 0))
                 for frames in self._results(pipeline.rank, step.header, step.payload):
                     self.to_frontend.append(frames)
                     self.to_output[pipeline.rank].append(frames)
@@ -98,7 +109,10 @@ class Group:
             return False
         frames = self.to_frontend.popleft()
         header, payload = decoded(frames)
-        self.recent_results[header.rank].add(*frames)
+        self.recent_results.add(header.rank, *frames)
+        if self.num_to_show:
+            self.num_to_show -= 1
+            self.told.append(frames)
         self.engine.apply(header, payload)
         return True
 
@@ -113,7 +127,7 @@ class Group:
         self.to_output[rank] = deque(shown[: rng.randint(0, len(shown))])
         while self.receive():
             pass
-        self.told += self.recent_results[rank].take_all()
+        self.told += self.recent_results.of_worker(rank)
         self.told += self.engine.lose_worker(rank)
         self.epochs[rank] += 1
         self.workers[rank] = SimulatedWorker(self.limits, self.truth, rank=rank, epoch=self.epochs[rank])
@@ -122,6 +136,20 @@ class Group:
         """The successor says that it is ready."""
         self.engine.restore_worker(rank, self.epochs[rank] - 1)  # too late: this one has died since
         self.engine.restore_worker(rank, self.epochs[rank])
+
+    def resume_output(self, num_heard: int, rng: random.Random) -> None:
+        """The frontend hears that the output process is gone, which has heard so much: all that it has not is lost, and
+        so are some of the results it was sent. What has come from the workers is taken in before it is told again."""
+        for _ in range(rng.randint(0, len(self.to_frontend))):
+            self.receive()
+        for results in self.to_output:
+            for _ in range(rng.randint(0, len(results))):
+                results.popleft()
+        del self.told[num_heard:]
+        for message in self.engine.resume_output(self.recent_results):
+            self.told.append(decode_from_frontend(message) if isinstance(message, bytes) else message)
+        self.told.append(Resume(1))
+        self.num_to_show = len(self.to_frontend)
 
     def run(self) -> None:
         while self.pump() or self.receive():
@@ -158,85 +186,167 @@ def expected(group: Group, register: Register) -> tuple[str, list[int], str]:
     return text[: end - longest], tokens[:end], "stop"
 
 
+class ModelClient:
+    """Follows the rule for deltas that repeat what came before."""
+
+    def __init__(self) -> None:
+        self.deltas: dict[str, list[Delta]] = {}
+        self._cursors: dict[str, DeltaCursor] = {}
+
+    def expect(self, name: str, *, is_cumulative: bool) -> None:
+        self._cursors[name] = DeltaCursor(is_cumulative=is_cumulative)
+
+    def take(self, delta: Delta) -> None:
+        new = self._cursors.setdefault(delta.request_id, DeltaCursor()).take(delta)
+        if new is not None:
+            self.deltas.setdefault(delta.request_id, []).append(new)
+
+
 class OutputSide:
-    """The output process of a group: takes what the group has for it, when it is told to."""
+    """The output process of a group: takes what the group has for it, when it is told to. It may die."""
 
     def __init__(self, group: Group) -> None:
         self.outputs = TextOutputs(TOKENIZER)
-        self.deltas: dict[str, list[Delta]] = {}
-        self.feedback: deque[int] = deque()
+        self.client = ModelClient()
+        self.feedback: deque[TextStop | Delivered] = deque()
+        self.to_client: deque[Delta] = deque()
+        self.is_dead = False
+        self._has_resumed = True
+        self._ended_items: list[Any] = []
         self._group = group
         self._num_heard = 0
         self.num_replays = 0
 
     @property
     def has_heard_all(self) -> bool:
-        return self._num_heard == len(self._group.told) and not self.feedback and not any(self._group.to_output)
+        is_busy = self.is_dead or self.feedback or self.to_client or any(self._group.to_output)
+        return self._num_heard == len(self._group.told) and not is_busy
 
     def hear(self) -> None:
         """One message of the frontend."""
-        if self._num_heard == len(self._group.told):
+        if self.is_dead or self._num_heard == len(self._group.told):
             return
         message = self._group.told[self._num_heard]
         self._num_heard += 1
         match message:
             case Register():
-                self.outputs.register(message)
+                self._ask_for(self.outputs.register(message))
             case Admitted(keys, counts):
                 for key, count in zip(keys, counts, strict=True):
                     self.outputs.admit(key, count)
-            case Finish(key, reason):
-                ended = self.outputs.finish(key, reason)
-                self._take(ended[1] if ended else [])
+            case Finish(key, reason, error):
+                ended = self.outputs.finish(key, reason, error)
+                self._ended_items += ended[1] if ended else []
             case (_, _):  # a result again
                 self._take_result(message)
             case Replay(key, position, token_ids):
                 self.num_replays += 1
                 self._ask_for(self.outputs.replay(key, position, token_ids))
+            case Resume():
+                self._has_resumed = True
 
     def take_result(self, rank: int) -> None:
         """One result of a worker."""
-        if self._group.to_output[rank]:
+        if self._group.to_output[rank] and not self.is_dead and self._has_resumed:
             self._take_result(self._group.to_output[rank].popleft())
 
     def _take_result(self, frames: tuple[bytes, bytes]) -> None:
         self._ask_for(self.outputs.take_result(*decoded(frames)))
 
     def _ask_for(self, gaps: list[tuple[int, int]]) -> None:
+        while gaps and self._group.receive():  # what the worker sent before it sent what shows the gap
+            pass
         self._group.told += [self._group.engine.resync(key, position) for key, position in gaps]
 
     def flush(self) -> None:
-        """Deltas to clients, ends by text to the frontend."""
+        """Deltas to clients, ends to the frontend."""
+        if self.is_dead or not self._has_resumed:
+            return
+        self.to_client.extend(self._ended_items)
+        self._ended_items = []
         taken = self.outputs.take_items()
-        self.feedback.extend(taken.text_stopped_keys)
+        self.feedback.extend(map(TextStop, taken.text_stopped_keys))
         for items in taken.items_by_client.values():
-            self._take(items)
+            self.to_client.extend(items)  # type: ignore[arg-type]
+        if taken.ended:
+            self.feedback.append(Delivered([ended.key for ended in taken.ended]))
 
     def tell(self) -> None:
-        """One end by text reaches the frontend."""
-        if self.feedback:
-            self._group.engine.end(self.feedback.popleft(), "stop")
+        """One message reaches the frontend."""
+        if not self.feedback:
+            return
+        match self.feedback.popleft():
+            case TextStop(key):
+                self._group.engine.end(key, "stop")
+            case Delivered(keys):
+                self._group.engine.deliver(keys)
 
-    def _take(self, items: Sequence[Any]) -> None:
-        for delta in items:
-            self.deltas.setdefault(delta.request_id, []).append(delta)
+    def deliver(self) -> None:
+        """One message reaches its client."""
+        if self.to_client:
+            self.client.take(self.to_client.popleft())
+
+    def die(self, rng: random.Random) -> None:
+        """What it sent last does not leave it, whoever it was for."""
+        self.is_dead, self._has_resumed = True, False
+        for _ in range(rng.randint(0, len(self.to_client))):
+            self.deliver()
+        self.to_client.clear()
+        self._ended_items.clear()
+        for _ in range(rng.randint(0, len(self.feedback))):
+            self.feedback.pop()
+
+    def be_replaced(self, rng: random.Random) -> None:
+        """The frontend hears of the death, and tells the successor all it needs."""
+        if self.is_dead:
+            self._group.resume_output(self._num_heard, rng)
+            self.outputs = TextOutputs(TOKENIZER)
+            self.is_dead = False
 
 
 def submit_random(rng: random.Random, group: Group, name: str) -> Register:
     prompt = [rng.choice(LETTERS) for _ in range(rng.randint(1, 24))]
-    stop = rng.choice(((), ("ab",), ("abc", "bcda", "c c")))
-    return group.submit(name, prompt, seed=rng.randrange(99), stop=stop, max_tokens=rng.randint(1, 20))
+    params: dict[str, Any] = {
+        "stop": rng.choice(((), ("ab",), ("abc", "bcda", "c c"))),
+        "max_tokens": rng.randint(1, 20),
+        "logprobs": rng.choice((None, 0)),
+        "output_kind": rng.choice(("delta", "delta", "cumulative", "final")),
+    }
+    return group.submit(name, prompt, seed=rng.randrange(99), **params)
 
 
-def check_deltas(group: Group, register: Register, got: list[Delta], was_aborted: bool) -> None:
+def check_deltas(group: Group, register: Register, got: list[Delta], *, was_aborted: bool, may_miss: bool) -> None:
     assert [delta.finish_reason is not None for delta in got] == [False] * (len(got) - 1) + [True]
+    if register.output_kind == "cumulative":
+        for before, after in itertools.pairwise(got):
+            assert (after.text.startswith(before.text), after.token_ids[: len(before.token_ids)]) == (
+                True,
+                before.token_ids,
+            )
+        got = got[-1:]
+    assert register.output_kind != "final" or len(got) == 1
     text, tokens = "".join(delta.text for delta in got), [token for delta in got for token in delta.token_ids]
+    check_logprobs(register, tokens, [at for delta in got for at in delta.logprobs or ()], may_miss=may_miss)
     wanted = expected(group, register)
-    if got[-1].finish_reason == "abort":
+    if got[-1].error:
+        assert may_miss and got[-1].error == "the worker died 3 times while this request was running"
+        assert wanted[1][: len(tokens)] == tokens
+    elif got[-1].finish_reason == "abort":
         assert was_aborted
         assert wanted[1][: len(tokens)] == tokens
     else:
         assert (text, tokens, got[-1].finish_reason) == wanted
+
+
+def check_logprobs(register: Register, tokens: list[int], got: list[TokenLogprobs], *, may_miss: bool) -> None:
+    """One a token: its position, as the simulated worker has it. `may_miss`: or nothing."""
+    if register.num_logprobs < 0:
+        assert not got
+        return
+    count = len(register.prompt_token_ids)
+    assert len(got) == len(tokens)
+    for position, (token, at) in enumerate(zip(tokens, got, strict=True), count):
+        assert at == TokenLogprobs((token,), (-float(position),), (1,)) or (may_miss and at == NO_LOGPROBS)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -249,9 +359,19 @@ def test_a_worker_that_dies_takes_no_token_with_it_and_doubles_none(seed: int) -
     run_at_random(seed, num_kills=1 + seed % 4)
 
 
-def run_at_random(seed: int, num_kills: int) -> None:
+@pytest.mark.parametrize("seed", range(40))
+def test_an_output_process_that_dies_leaves_no_gap_and_nothing_twice(seed: int) -> None:
+    run_at_random(seed, num_kills=0, num_output_kills=1 + seed % 5)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_workers_and_output_processes_may_die_in_turns(seed: int) -> None:
+    run_at_random(seed, num_kills=1 + seed % 3, num_output_kills=1 + seed % 4)
+
+
+def run_at_random(seed: int, num_kills: int, num_output_kills: int = 0) -> None:  # noqa: C901 - one action a function
     rng = random.Random(seed)
-    num_killed = 0
+    num_killed = num_output_killed = 0
     group = Group(
         num_workers=1 + seed % 2,
         depth=1 + seed % 3,
@@ -269,6 +389,7 @@ def run_at_random(seed: int, num_kills: int) -> None:
         if len(registers) < 16:
             name = str(len(registers))
             registers[name] = submit_random(rng, group, name)
+            output.client.expect(name, is_cumulative=registers[name].output_kind == "cumulative")
 
     def abort() -> None:
         name = str(rng.randrange(16))
@@ -285,9 +406,18 @@ def run_at_random(seed: int, num_kills: int) -> None:
     def restore() -> None:
         group.restore_worker(rng.randrange(len(group.workers)))
 
+    def kill_output() -> None:
+        nonlocal num_output_killed
+        if num_output_killed < num_output_kills and len(registers) > 4 and not output.is_dead:
+            num_output_killed += 1
+            output.die(rng)
+
     shares: dict[Callable[[], object], int] = {
-        kill: 1,
+        kill: 2,
         restore: 3,
+        kill_output: 3,
+        lambda: output.be_replaced(rng): 3,
+        output.deliver: 20,
         submit: 10,
         abort: 1,
         group.pump: 28,
@@ -305,11 +435,16 @@ def run_at_random(seed: int, num_kills: int) -> None:
         if is_over and output.has_heard_all:
             break
     output.flush()
-    assert bool(num_killed) == bool(num_kills)
-    assert num_kills or not output.num_replays, "nothing was lost"
+    while output.to_client:
+        output.deliver()
+    while output.feedback:
+        output.tell()
+    assert (bool(num_killed), bool(num_output_killed)) == (bool(num_kills), bool(num_output_kills))
+    assert num_kills or num_output_kills or not output.num_replays, "nothing was lost"
+    assert group.engine.num_undelivered == 0
     assert group.engine.num_unfinished == output.outputs.num_unfinished == 0
     for name, register in registers.items():
-        check_deltas(group, register, output.deltas[name], name in aborted)
+        check_deltas(group, register, output.client.deltas[name], was_aborted=name in aborted, may_miss=bool(num_kills))
     for pipeline in group.engine.pipelines:
         planner: Any = pipeline.planners["generate"]
         assert planner.scheduler.pool.num_used == 0

@@ -42,16 +42,19 @@ GOLDEN: list[tuple[Message, bytes]] = [
                     "e",
                     [None, m.TokenLogprobs((2,), (-1.5,), (3,))],
                     m.RequestTimes(1, 2, 3, 4, 5, 6, 7),
+                    8,
+                    30,
+                    2,
                 ),
-                m.Embedding("s", b"\x00\x00\x80\x3f", [1], "stop", None, m.RequestTimes()),
+                m.Embedding("s", b"\x00\x00\x80\x3f", [1], "stop", None, m.RequestTimes(), 3),
             ],
             9,
         ),
         b"\x93\xa7outputs\x92"
-        b"\x9d\xa5delta\xa1r\x00\xa2\xc3\xa9\x91\x05\xa4stop\x07\x91\x93\x91\x05\x91\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x01"
+        b"\xdc\x00\x10\xa5delta\xa1r\x00\xa2\xc3\xa9\x91\x05\xa4stop\x07\x91\x93\x91\x05\x91\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x01"
         b"\x92\x01\x02\x10\xa1e\x92\xc0\x93\x91\x02\x91\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x91\x03"
-        b"\x97\x01\x02\x03\x04\x05\x06\x07"
-        b"\x97\xa9embedding\xa1s\xc4\x04\x00\x00\x80\x3f\x91\x01\xa4stop\xc0\x97\x00\x00\x00\x00\x00\x00\x00\x09",
+        b"\x97\x01\x02\x03\x04\x05\x06\x07\x08\x1e\x02"
+        b"\x98\xa9embedding\xa1s\xc4\x04\x00\x00\x80\x3f\x91\x01\xa4stop\xc0\x97\x00\x00\x00\x00\x00\x00\x00\x03\x09",
     ),
     (
         m.Register(
@@ -84,8 +87,10 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.Admitted([3, 4], [16, 0], 9), b"\x94\xa8admitted\x92\x03\x04\x92\x10\x00\x09"),
     (m.Finish(3, "error", "why"), b"\x94\xa6finish\x03\xa5error\xa3why"),
     (m.Replay(3, 9, [5, 6]), b"\x94\xa6replay\x03\x09\x92\x05\x06"),
+    (m.Resume(2), b"\x92\xa6resume\x02"),
     (m.TextStop(3), b"\x92\xa9text_stop\x03"),
     (m.ClientGone(b"c"), b"\x92\xabclient_gone\xc4\x01c"),
+    (m.Delivered([3, 4]), b"\x92\xa9delivered\x92\x03\x04"),
     (m.Resync(3, 9), b"\x93\xa6resync\x03\x09"),
     (
         m.StepInput(1, 0, 2, 1, 5, 2, 1, 4, 20, 3, -1, (2, 3)),
@@ -108,6 +113,7 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.Drain(1.5), b"\x92\xa5drain\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"),
     (m.Drained(), b"\x91\xa7drained"),
     (m.WorkerLost(1, 2), b"\x93\xabworker_lost\x01\x02"),
+    (m.OutputLost(2), b"\x92\xaboutput_lost\x02"),
     (m.Shutdown("why"), b"\x92\xa8shutdown\xa3why"),
     (m.GetStatus(), b"\x91\xaaget_status"),
     (
@@ -121,11 +127,11 @@ DECODERS: dict[str, tuple[Callable[[bytes], Message], set[type]]] = {
     "client": (m.decode_from_client, {m.Hello, m.Submit, m.Abort, m.GetStats}),
     "output_peer": (m.decode_from_output_peer, {m.Attach}),
     "to_client": (m.decode_to_client, {m.Welcome, m.Rejected, m.Stats, m.Attached, m.Outputs}),
-    "frontend": (m.decode_from_frontend, {m.Register, m.Admitted, m.Finish, m.Replay}),
-    "output": (m.decode_from_output, {m.TextStop, m.ClientGone, m.Resync}),
+    "frontend": (m.decode_from_frontend, {m.Register, m.Admitted, m.Finish, m.Replay, m.Resume}),
+    "output": (m.decode_from_output, {m.TextStop, m.ClientGone, m.Resync, m.Delivered}),
     "step": (m.decode_step, {m.StepInput, m.EmbedInput}),
     "worker": (m.decode_from_worker, {m.WorkerReady, m.StepResult, m.EmbedResult}),
-    "supervisor": (m.decode_from_supervisor, {m.Query, m.Drain, m.WorkerLost, m.Shutdown}),
+    "supervisor": (m.decode_from_supervisor, {m.Query, m.Drain, m.WorkerLost, m.OutputLost, m.Shutdown}),
     "control_peer": (m.decode_from_control_peer, {m.Ready, m.Failed, m.ChildStats, m.Drained, m.GetStatus}),
     "status": (m.decode_status, {m.Status}),
 }

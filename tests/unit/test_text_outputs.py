@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from procengine.messages import Delta, Register, RequestTimes, StepResult
+from procengine.messages import Delta, Register, RequestTimes, StepResult, TokenLogprobs
 from procengine.postprocessor import Item
 from procengine.step_output import Logprobs, PassTimes, PromptLogprobs, SampledTokens, StepOutput, WorkerIdentity
 from procengine.stopping import NOT_FINISHED
@@ -357,6 +357,50 @@ def test_tokens_behind_the_end_are_no_gap() -> None:
     assert client.token_ids() == [5]
 
 
+def test_gap_in_results_that_came_before_their_register_is_reported_with_it() -> None:
+    client = Client(register(0))
+    assert client.outputs.take_result(*result([(1, 2, ids("c")[0])])) == []
+    assert client.outputs.register(register(1)) == [(1, len(PROMPT))]
+    client.outputs.replay(1, len(PROMPT), ids("ab"))
+    client.take()
+    assert client.text(1) == "abc"
+
+
+def test_results_behind_a_gap_are_taken_as_soon_as_it_is_filled_by_results() -> None:
+    client = Client(register(num_logprobs=0))
+    for count, token in ((1, "b"), (2, "c"), (0, "a")):
+        client.outputs.take_result(*result([(0, count, ids(token)[0])], logprob_rows=(0,)))
+    client.take()
+    assert client.text() == "abc"
+    expect_logprobs(client, "abc", unknown=())
+    client.outputs.replay(0, len(PROMPT), ids("abcdef"))  # it was asked for, and comes too late
+    client.take()
+    assert client.text() == "abc"
+
+
+def test_a_register_that_comes_again_changes_nothing() -> None:
+    client = Client(register())
+    client.feed(ids("ab"))
+    client.outputs.register(register())
+    client.feed(ids("c"), start=2)
+    assert client.text() == "abc"
+    assert client.outputs.num_unfinished == 1
+
+
+def test_deltas_say_where_they_stand() -> None:
+    client = Client(register(3, stop=("bcx",), max_tokens=5))
+    client.feed(ids("é")[:1] + ids("é")[1:] + ids("bcd"), key=3)
+    places = [(delta.token_offset, delta.text_offset, delta.text, delta.key) for delta in client.deltas["r3"]]
+    assert places == [(0, 0, "", 3), (1, 0, "é", 3), (2, 1, "", 3), (3, 1, "", 3), (4, 1, "bcd", 3)]
+
+
+@pytest.mark.parametrize("kind", ["cumulative", "final"])
+def test_deltas_that_hold_everything_do_not_say_where_they_stand(kind: str) -> None:
+    client = Client(register(output_kind=kind, max_tokens=3))
+    client.feed(ids("abc"))
+    assert {(delta.token_offset, delta.text_offset) for delta in client.deltas["r0"]} == {(-1, -1)}
+
+
 def test_step_without_samples_brings_nothing() -> None:
     client = Client(register())
     assert client.outputs.take_result(*result([])) == []
@@ -381,6 +425,58 @@ def test_every_token_has_its_logprob_even_while_text_is_held_back(batch: int) ->
     assert [at.token_ids for at in shown] == [(token, token) for token in ids("abcabc")], "as many as it asked for"
     assert [at.logprobs[0] for at in shown] == [-float(len(PROMPT) + count) for count in range(6)]
     assert all(delta.logprobs is None for delta in client.deltas["r1"])
+
+
+def expect_logprobs(client: Client, text: str, unknown: Sequence[int]) -> None:
+    """One entry a token; those of the tokens `unknown` are empty."""
+    shown = [at for delta in client.deltas["r0"] for at in delta.logprobs or []]
+    assert [at.token_ids for at in shown] == [
+        () if count in unknown else (token,) for count, token in enumerate(ids(text))
+    ]
+    assert [at.logprobs for at in shown] == [
+        () if count in unknown else (-float(len(PROMPT) + count),) for count in range(len(text))
+    ]
+
+
+def test_replayed_tokens_have_empty_logprobs_so_that_the_others_keep_their_places() -> None:
+    client = Client(register(num_logprobs=0, max_tokens=6))
+    client.outputs.replay(0, len(PROMPT), ids("abc"))
+    for count, token in enumerate(ids("abcdef")):
+        client.outputs.take_result(*result([(0, count, token)], logprob_rows=(0,)))
+    client.take()
+    assert client.text() == "abcdef"
+    expect_logprobs(client, "abcdef", unknown=(0, 1, 2))
+
+
+def test_replay_does_not_fill_more_than_the_gap() -> None:
+    client = Client(register(num_logprobs=0, max_tokens=6))
+    gaps = []
+    for count, token in enumerate(ids("abcdef")):
+        if count not in (1, 2):
+            gaps += client.outputs.take_result(*result([(0, count, token)], logprob_rows=(0,)))
+    assert gaps == [(0, len(PROMPT) + 1)]
+    assert client.outputs.replay(0, len(PROMPT) + 1, ids("bcdef")) == []
+    client.take()
+    assert client.text() == "abcdef"
+    expect_logprobs(client, "abcdef", unknown=(1, 2))
+
+
+def test_replayed_tokens_of_one_that_asks_for_no_logprobs_have_none() -> None:
+    client = Client(register(max_tokens=2))
+    client.outputs.replay(0, len(PROMPT), ids("ab"))
+    client.take()
+    assert [delta.logprobs for delta in client.deltas["r0"]] == [None]
+
+
+def test_prompt_logprobs_that_were_lost_leave_empty_places() -> None:
+    client = Client(register(num_prompt_logprobs=0))
+    spans = np.array([[0, 0, 2, 1]], np.int32)
+    shown = np.array([[3]], np.int32)
+    prompt = PromptLogprobs(spans, shown, -shown.astype(np.float32), shown)
+    client.outputs.take_result(*result([(0, 0, 5)], prompt=prompt))
+    client.take()
+    logprobs = client.deltas["r0"][0].prompt_logprobs
+    assert logprobs == [None, TokenLogprobs((), (), ()), TokenLogprobs((3,), (-3.0,), (3,))]
 
 
 def test_logprobs_are_cut_with_the_tokens_at_a_stop_string() -> None:
@@ -414,7 +510,9 @@ def test_abort_before_the_first_token_brings_the_prompt_and_no_text() -> None:
     ended = client.outputs.finish(0, "error", "it broke")
     assert ended is not None
     client.add(ended[1])
-    assert client.end() == Delta("r0", 0, "", [], "error", None, None, PROMPT, None, "it broke", times=RequestTimes())
+    times = RequestTimes()
+    end = Delta("r0", 0, "", [], "error", None, None, PROMPT, None, "it broke", None, times, 0, 0, 0)
+    assert client.end() == end
 
 
 @pytest.mark.parametrize(
