@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import msgspec
 
 from procengine.client_bodies import Body, encode_body, is_cumulative, num_choices
-from procengine.delta_cursor import DeltaCursor
+from procengine.delta_cursor import DeltaCursor, EndCursor
 from procengine.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -57,8 +57,8 @@ class Pending:
     """A request or a question under way: what has come for it, and whether more will."""
 
     __slots__ = (
-        "_cursors",
         "arrived_ns",
+        "cursors",
         "delivered_ns",
         "error",
         "first_key",
@@ -85,7 +85,7 @@ class Pending:
         self.num_open = num_choices  # choices whose end has not come; an error may have ended the request before
         self.is_cumulative = is_cumulative
         self.first_key = first_key  # items with smaller keys are of requests that ended before this one was sent
-        self._cursors: dict[int, DeltaCursor] = {}
+        self.cursors: dict[int, DeltaCursor] = {}  # how far its choices have come, by index
         self.items: deque[Item] = deque()  # the owner may take items out while others come in
         self.is_done = False
         self.error: ProcengineError | None = None
@@ -93,13 +93,6 @@ class Pending:
         self.on_end = on_end
         self.delivered_ns = 0  # when the group sent the newest end of a choice, and when that was here
         self.arrived_ns = 0
-
-    def cursor(self, index: int) -> DeltaCursor:
-        """How far one of its choices has come."""
-        cursor = self._cursors.get(index)
-        if cursor is None:
-            cursor = self._cursors[index] = DeltaCursor(is_cumulative=self.is_cumulative)
-        return cursor
 
     def take_deltas(self) -> list[Delta]:
         """All deltas that are here now, oldest first; afterwards they are not here any more."""
@@ -130,7 +123,7 @@ class ClientCore:
     """All that one client has under way. One that `sees_ends_only` is not shown the messages that end nothing."""
 
     def __init__(self, *, sees_ends_only: bool = False) -> None:
-        self._sees_ends_only = sees_ends_only
+        self._make_cursor = EndCursor if sees_ends_only else DeltaCursor
         self._next_key = 0  # larger than the key of anything that has ended
         self._requests: dict[str, Pending] = {}
         # Nobody waits for these any more, but ends of their choices are still to come: their ids are not free.
@@ -243,7 +236,7 @@ class ClientCore:
         self.fail_all(error)
 
     def _take_items(self, message: Outputs, arrived_ns: int) -> None:
-        """The hot path: two dictionary lookups, a few comparisons and one append an item."""
+        """The hot path: two dictionary lookups, one call, a few comparisons and one append an item."""
         requests = self._requests
         for item in message.items:
             pending = requests.get(item.request_id)
@@ -253,7 +246,15 @@ class ClientCore:
                 continue
             if 0 <= item.key < pending.first_key:
                 continue  # of a request that had this id before, sent again
-            new = self._new_part(pending, item)
+            new: Delta | Embedding | None = item
+            if type(item) is Delta:
+                cursor = pending.cursors.get(item.index) or self._add_cursor(pending, item.index)
+                try:
+                    new = cursor.take(item)
+                except ProtocolError as error:
+                    self._abandoned[pending.request_id] = pending
+                    self._end(pending, error)
+                    continue
             if new is None:
                 continue
             pending.items.append(new)
@@ -264,19 +265,9 @@ class ClientCore:
             if pending.on_item is not None:
                 pending.on_item()
 
-    def _new_part(self, pending: Pending, item: Delta | Embedding) -> Delta | Embedding | None:
-        """What an item brings that has not come before; None if nothing, or if something is missing before it."""
-        if isinstance(item, Embedding):
-            return item
-        cursor = pending.cursor(item.index)
-        if self._sees_ends_only:
-            return None if cursor.has_ended else cursor.take_unseen(item)
-        try:
-            return cursor.take(item)
-        except ProtocolError as error:
-            self._abandoned[pending.request_id] = pending
-            self._end(pending, error)
-            return None
+    def _add_cursor(self, pending: Pending, index: int) -> DeltaCursor:
+        cursor = pending.cursors[index] = self._make_cursor(is_cumulative=pending.is_cumulative)
+        return cursor
 
     def _is_over(self, pending: Pending, item: Delta | Embedding) -> bool:
         """Take in the end of a choice; whether it ends the request: the last one does, and so does an error."""
@@ -297,7 +288,7 @@ class ClientCore:
         if pending is None or 0 <= item.key < pending.first_key:
             return
         if isinstance(item, Delta):
-            cursor = pending.cursor(item.index)
+            cursor = pending.cursors.get(item.index) or self._add_cursor(pending, item.index)
             if cursor.has_ended:
                 return  # sent again
             cursor.has_ended = True

@@ -13,7 +13,7 @@ import msgspec
 from procengine.errors import ProtocolError
 from procengine.messages import Delta
 
-__all__ = ["DeltaCursor"]
+__all__ = ["DeltaCursor", "EndCursor"]
 
 
 class DeltaCursor:
@@ -39,11 +39,6 @@ class DeltaCursor:
         self._num_chars += len(delta.text)
         if delta.finish_reason is not None:
             self.has_ended = True
-        return delta
-
-    def take_unseen(self, delta: Delta) -> Delta:
-        """The next delta, by one who does not see them all: only its end counts."""
-        self.has_ended |= delta.finish_reason is not None
         return delta
 
     def _take_other(self, delta: Delta) -> Delta | None:
@@ -84,3 +79,16 @@ class DeltaCursor:
             token_offset=delta.token_offset + num_known_tokens,
             text_offset=delta.text_offset + num_known_chars,
         )
+
+
+class EndCursor(DeltaCursor):
+    """One choice, for a client that does not look at all its deltas: it ends once, and that is all there is to know."""
+
+    __slots__ = ()
+
+    def take(self, delta: Delta) -> Delta | None:
+        """The next delta, or None behind the end."""
+        if self.has_ended:
+            return None
+        self.has_ended = delta.finish_reason is not None
+        return delta

@@ -279,10 +279,13 @@ class Supervisor:
         self._state = "stopping"
         self._restarts_due.clear()
         self._deadline_s = time.monotonic() + _STOP_GRACE_S
+        output = self._child("output", 0)
         if error:
             self._shut_down("output", "frontend", "worker", error=error)
-        else:
+        elif output is not None and output.is_alive:
             self._shut_down("output")  # alone: while its last texts are under way, nobody may say "gone"
+        else:
+            self._shut_down("frontend", "worker")
 
     def _shut_down(self, *roles: str, error: str | None = None) -> None:
         for role in roles:
