@@ -14,6 +14,7 @@ import pytest
 
 from procengine.config import LimitsConfig
 from procengine.delta_cursor import DeltaCursor
+from procengine.embed_outputs import EmbedOutputs
 from procengine.engine import Engine
 from procengine.errors import InvalidRequestError
 from procengine.messages import (
@@ -417,7 +418,7 @@ def run_at_random(seed: int, num_kills: int, num_output_kills: int = 0) -> None:
         restore: 3,
         kill_output: 3,
         lambda: output.be_replaced(rng): 3,
-        output.deliver: 20,
+        output.deliver: 7,
         submit: 10,
         abort: 1,
         group.pump: 28,
@@ -532,6 +533,65 @@ def test_resync_of_a_request_that_is_gone_is_an_error_and_not_silence() -> None:
     assert group.engine.resync(register.key, 1) == Replay(register.key, 1, tokens), "it may have ended just now"
     answer = group.engine.resync(register.key + 1, 1)
     assert answer == Finish(register.key + 1, "error", "tokens of this request were lost")
+
+
+def retell(group: Group, outputs: TextOutputs | EmbedOutputs) -> list[Any]:
+    """What a new output process makes of what it is told: all items of its clients."""
+    items: list[Any] = []
+    for message in group.engine.resume_output(group.recent_results):
+        if not isinstance(message, bytes):
+            outputs.take_result(*decoded(message))
+            continue
+        match decode_from_frontend(message):
+            case Register() as register:
+                outputs.register(register)
+            case Replay(key, position, token_ids):
+                outputs.replay(key, position, token_ids)
+            case Finish(key, reason, error):
+                ended = outputs.finish(key, reason, error)
+                items += ended[1] if ended else []
+            case _:
+                pass
+    return items + [item for taken in outputs.take_items().items_by_client.values() for item in taken]
+
+
+def test_a_new_output_process_ends_everything_that_has_ended_each_in_its_way() -> None:
+    group = Group()
+    unstopped = group.submit("a", [LETTERS[0]], max_tokens=40)
+    text = expected(group, unstopped)[0]
+    by_length = group.submit("length", [LETTERS[1]], max_tokens=3, logprobs=0)
+    by_text = group.submit("text", [LETTERS[0]], max_tokens=40, stop=text[10:13])
+    group.submit("aborted", [LETTERS[2]], max_tokens=40)
+    running = group.submit("running", [LETTERS[3]], max_tokens=40)
+    for _ in range(20):
+        group.pump()
+        group.receive()
+    assert group.engine.end(by_text.key, "stop")
+    assert group.engine.abort(b"c", "aborted")
+    items = retell(group, TextOutputs(TOKENIZER))
+    ends = {item.request_id: item.finish_reason for item in items}
+    assert ends == {"a": None, "length": "length", "text": "stop", "aborted": "abort", "running": None}
+    by_name = {item.request_id: item for item in items}
+    assert (by_name["length"].text, by_name["length"].token_ids, "length") == expected(group, by_length)
+    assert (by_name["text"].text, by_name["text"].token_ids, "stop") == expected(group, by_text)
+    assert by_name["running"].text and expected(group, running)[0].startswith(by_name["running"].text)
+
+
+def test_a_request_whose_end_cannot_be_told_again_ends_with_an_error() -> None:
+    """Its vector is not among the newest results any more, or the tokens that made its stop string are nowhere."""
+    group = Group()
+    group.engine.accept("embed", EmbedBody(prompt_token_ids=[1]), Prepared([1]), b"c", "e", 0)
+    group.run()
+    assert [len(item.data) for item in retell(group, EmbedOutputs(TOKENIZER))] == [8]
+    group.recent_results = RecentResults()
+    (end,) = retell(group, EmbedOutputs(TOKENIZER))
+    assert (end.finish_reason, end.error, end.data) == ("error", "the results of this request were lost", b"")
+
+    group = Group()
+    register = group.submit("r", [1], stop=("zz",))
+    assert group.engine.end(register.key, "stop")
+    (end,) = retell(group, TextOutputs(TOKENIZER))
+    assert (end.finish_reason, end.error) == ("error", "the results of this request were lost")
 
 
 # --- which worker
