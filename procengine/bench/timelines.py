@@ -81,7 +81,9 @@ def read_timelines(record: Record) -> list[Timeline]:
         for request_id, at in record.submitted_ns.items()
     }
     for now_ns, delta in _deltas(record):
-        timeline = timelines[delta.request_id]
+        timeline = timelines.get(delta.request_id)
+        if timeline is None:
+            continue  # of an earlier run: an output process that was restarted sends it again
         if delta.token_ids:
             timeline.token_times_ns.append(now_ns)
             timeline.token_counts.append(len(delta.token_ids))

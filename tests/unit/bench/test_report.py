@@ -56,6 +56,20 @@ def test_figures_follow_from_times_and_counts() -> None:
     assert "lateness_ms" not in figures and "goodput" not in figures
 
 
+def test_what_a_restarted_output_process_sends_again_does_not_count_twice() -> None:
+    def delta(first: int, end: int, finish_reason: str | None = None) -> bytes:
+        tokens = list(range(first, end))
+        return outputs(Delta("a", 0, "x" * len(tokens), tokens, finish_reason, token_offset=first, text_offset=first))
+
+    earlier = outputs(Delta("warm-up", 0, "", [1], "length"))
+    times = [(10 * MS, delta(0, 2)), (20 * MS, delta(2, 3)), (70 * MS, delta(0, 5)), (80 * MS, delta(5, 6, "length"))]
+    repeats = [(40 * MS, earlier), (50 * MS, delta(0, 3)), (90 * MS, delta(0, 6, "length"))]
+    (timeline,) = read_timelines(Record({"a": 0}, {"a": 0}, sorted(times + repeats), {}))
+    assert timeline.token_times_ns == [10 * MS, 20 * MS, 70 * MS, 80 * MS]
+    assert timeline.token_counts == [2, 1, 2, 1]
+    assert timeline.end_ns == 80 * MS
+
+
 def test_a_request_that_was_sent_late_counts_from_when_it_was_due() -> None:
     late = RECORD._replace(intended_ns={"a": -40 * MS, "b": 2 * MS})
     figures = figures_of(late, has_schedule=True)
