@@ -199,6 +199,7 @@ class Frontend:
                 config.model.vocab_size,
                 config.model.workflows,
                 config.limits.max_request_bytes,
+                config.model.tool_call_parser,
             ),
         )
 

@@ -68,6 +68,7 @@ PURE = (
     "procengine.postprocessor",
     "procengine.step_payload",
     "procengine.step_stats",
+    "procengine.tool_calls",
     "procengine.workflows",
 )
 IMPURE = (
