@@ -1,7 +1,8 @@
 """`TokenizeQueue`: text, messages, bad words and grammars to what `accept` needs, off the event loop's thread.
 
-Owns: one thread that tokenizes everything that waits in one batch, and one that compiles grammars. Never does: validate
-a request or know who sent it. The tokenizer releases the GIL.
+Owns: one thread that tokenizes everything that waits in one batch, and one that compiles grammars. Refuses what cannot
+be prepared, and a text that is too long for certain, which would hold up the others. Never does: validate a request
+otherwise, or know who sent it. The tokenizer releases the GIL.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 from procengine.chat_template import ChatTemplate
 from procengine.errors import InvalidRequestError, OverloadedError, ProcengineError
 from procengine.request import TokenMasks
 from procengine.structured.compiler import GrammarCompiler
+from procengine.token_bounds import longest_token_bytes, min_num_tokens
 from procengine.tokenizer import Tokenizer
 from procengine.workflows.prompt import Prepared, PromptBody
 
@@ -34,12 +37,14 @@ class TokenizeQueue:
         template: ChatTemplate | None,
         compiler: GrammarCompiler,
         grammar_timeout_s: float,
+        max_model_len: int,
     ) -> None:
         self._loop = loop
         self._tokenizer = tokenizer
         self._template = template
         self._compiler = compiler
         self._grammar_timeout_s = grammar_timeout_s
+        self._max_model_len = max_model_len
         self._jobs: list[_Job] = []
         self._is_busy = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
@@ -131,12 +136,29 @@ class TokenizeQueue:
         return tuple(dict.fromkeys(i for i in ids if i))
 
     def _to_text(self, body: PromptBody) -> str | ProcengineError | None:
-        """The text to tokenize; None for a body that has token ids."""
+        """The text to tokenize, or why that need not be tried; None for a body that has token ids."""
         if body.messages is None:
-            return body.prompt
+            return self._short_enough("prompt", body.prompt, body)
         if self._template is None:
             return InvalidRequestError("messages: this model has no chat template; send a prompt instead")
         try:
-            return self._template.render(body.messages, tools=body.tools)
+            return self._short_enough("messages", self._template.render(body.messages, tools=body.tools), body)
         except ProcengineError as error:
             return error
+
+    def _short_enough(self, field: str, text: str | None, body: PromptBody) -> str | ProcengineError | None:
+        if text is None or body.may_be_truncated or len(text) <= self._max_model_len:
+            return text
+        num_bytes, longest = len(text.encode(errors="replace")), self._longest_token_bytes
+        least = 0 if longest is None else min_num_tokens(num_bytes, longest)
+        if least <= self._max_model_len:
+            return text
+        return InvalidRequestError(
+            f"{field}: has {num_bytes} bytes, which are at least {least} tokens; the context limit (max_model_len) is "
+            f"{self._max_model_len}"
+        )
+
+    @cached_property
+    def _longest_token_bytes(self) -> int | None:
+        """Worked out when a text is first long enough to need it: that costs some tens of milliseconds."""
+        return longest_token_bytes(self._tokenizer.backend)

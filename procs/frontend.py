@@ -96,6 +96,7 @@ class Frontend:
                 config.limits.max_grammar_bytes,
             ),
             config.limits.grammar_timeout_s,
+            config.scheduler.max_model_len,
         )
         self._open_sockets()
 
