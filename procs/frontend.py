@@ -57,6 +57,7 @@ from procengine.messages import (
     encode,
 )
 from procengine.pipeline import Pipeline
+from procengine.recent_clients import RecentClients
 from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.step_stats import StepStats
@@ -82,7 +83,7 @@ class Frontend:
         self._engine: Engine | None = None  # exists once all workers have said how many blocks they hold
         self._num_blocks_by_rank: dict[int, int] = {}
         self._stats = StepStats()
-        self._clients: set[bytes] = set()
+        self._clients = RecentClients()
         self._tokenizing: dict[tuple[bytes, str], bool] = {}  # -> whether it was aborted meanwhile
         self._is_draining = False
         self._has_drained = False
@@ -206,6 +207,7 @@ class Frontend:
 
     def _on_submit(self, client: bytes, message: Submit, num_bytes: int) -> None:
         owner = (client, message.request_id)
+        self._clients.add(client)
         try:
             body = self._check(owner, message, num_bytes)
         except ProcengineError as error:
