@@ -1,8 +1,8 @@
 """`RecentClients`: whom the frontend would tell that the group is going.
 
 Owns: a bounded set, the least recent out first. Nobody says goodbye, and a client that leaves with nothing running is
-missed by nobody, so without a bound a group that serves for months would remember all it ever had. One that is forgotten
-finds out by itself: the group's lock is free. Never does: send.
+missed by nobody: without a bound, a group that serves for months would remember all it ever had. Who is forgotten finds
+out by itself: the group's lock is free. Never does: send.
 """
 
 from __future__ import annotations
