@@ -130,8 +130,9 @@ class TokenizeQueue:
         ]
 
     def _word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each word as a text's first and behind a space."""
-        forms = (form for word in words for form in (word.lstrip(), " " + word.lstrip()))
+        """The tokens of each word as a text's first and behind a space; a word of spaces only is taken as it is."""
+        bare = (word.lstrip() or word for word in words)
+        forms = (form for word in bare for form in (word, " " + word))
         ids = (tuple(self._tokenizer.encode(form, add_special_tokens=False)) for form in forms)
         return tuple(dict.fromkeys(i for i in ids if i))
 

@@ -74,6 +74,23 @@ def test_a_text_that_is_certainly_too_long_is_refused_and_the_others_are_not_hel
     assert sorted(tokenizer.texts) == sorted([at_limit, "short"])
 
 
+@pytest.mark.parametrize(
+    ("word", "forms"),
+    [
+        ("the", ["the", " the"]),
+        ("  the", ["the", " the"]),
+        ("\t", ["\t", " \t"]),
+        (" ", [" ", "  "]),
+        ("日", ["日", " 日"]),
+    ],
+)
+def test_bad_words_are_tokenized_with_and_without_a_space(word: str, forms: list[str]) -> None:
+    tokenizer = Recording("byte_level")
+    (result,) = prepared(tokenizer, GenerateBody(prompt="x", sampling_params=SamplingParams(bad_words=(word,))))
+    assert isinstance(result, Prepared)
+    assert result.word_ids == tuple(tuple(tokenizer.encode(form)) for form in forms)
+
+
 @pytest.mark.parametrize("keep", [-1, 1, 7])
 def test_a_long_text_that_is_truncated_is_tokenized(keep: int) -> None:
     tokenizer = Recording("byte_level")
