@@ -43,7 +43,12 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 def prompt_list(prompts: Prompts) -> tuple[list[Prompt], bool]:
-    """The prompts one by one, and whether there was a list of them (a sequence of integers is one prompt)."""
+    """The prompts one by one, and whether there was a list of them (a sequence of integers is one prompt).
+
+    Raises:
+        InvalidRequestError: it is neither a prompt nor a list.
+    """
+    _check_kind(prompts)
     if isinstance(prompts, str | Mapping):
         return [prompts], False
     items = list(prompts)
@@ -76,7 +81,12 @@ def one_params_each(
 
 
 def prompt_body(prompt: Prompt) -> Body:
-    """`{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+    """`{"prompt": text}` or `{"prompt_token_ids": ids}`.
+
+    Raises:
+        InvalidRequestError: it is neither a text nor integers.
+    """
+    _check_kind(prompt)
     if isinstance(prompt, str):
         return {"prompt": prompt}
     if isinstance(prompt, Mapping):
@@ -87,6 +97,12 @@ def prompt_body(prompt: Prompt) -> Body:
         return {"prompt_token_ids": list(map(index, prompt))}  # `index`: integers of numpy become ours
     except TypeError as error:
         raise InvalidRequestError(f"prompt_token_ids: must be a list of integers ({error})") from error
+
+
+def _check_kind(prompt: object) -> None:
+    # To Python, bytes are a sequence of integers; whoever passes them means a text.
+    if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
+        raise InvalidRequestError(f"prompt: must be a text or a list of token ids, got {prompt!r}")
 
 
 def messages_body(messages: Messages, tools: Tools | None = None) -> Body:

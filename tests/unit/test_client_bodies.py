@@ -117,6 +117,14 @@ def test_tools_go_with_messages_only() -> None:
         one_prompt_body("x", None, tools)
 
 
+@pytest.mark.parametrize("prompt", [None, 7, 1.5, True, b"abc", bytearray(b"abc"), object()])
+def test_what_is_neither_text_nor_ids_is_refused(prompt: Any) -> None:
+    second = prompt_list(["fine", prompt])[0][1]
+    for make, value in ((prompt_list, prompt), (prompt_body, prompt), (prompt_body, second)):
+        with pytest.raises(InvalidRequestError, match=r"^prompt: must be a text or a list of token ids, got "):
+            make(value)
+
+
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
