@@ -91,8 +91,10 @@ class GrammarCompiler:
 
         if spec.choice is not None:
             self._checked("choice", "".join(spec.choice))
-            # Lark spells strings as JSON does.
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in spec.choice))
+            # One terminal: as alternatives of a rule, thousands would be too many for a row of the parser. Lark spells
+            # strings as JSON does.
+            choices = " | ".join(json.dumps(text) for text in spec.choice)
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         if spec.regex is not None:
             return LLMatcher.grammar_from_regex(self._checked("regex", spec.regex))
         if spec.grammar is not None:

@@ -66,6 +66,12 @@ def test_the_whole_text_matches_a_regex(regex: str) -> None:
     assert [text for text in texts if not re.fullmatch(regex, text)] == []
 
 
+def test_thousands_of_choices_are_as_good_as_a_few() -> None:
+    choices = tuple(f"{number}th" for number in range(5000))
+    texts = {drawn("byte_level", seed, choice=choices) for seed in range(10)}
+    assert texts <= {*choices} and len(texts) > 1
+
+
 SPELT_SPECIALS: list[dict[str, Any]] = [
     {"choice": ("<|end|>", "a<|start|>")},
     {"regex": r"a<\|end\|>{1,2}"},
