@@ -144,7 +144,7 @@ class AsyncClient:
         `tools` and `tool_choice` are those of `Client.stream`.
         """
         offer = self._offer(tools, tool_choice)
-        params, calls = offer.stream_params(params), CallStream(offer.style, new_call_seed())
+        params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
         body = generate_body(one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo)
         connection, news = self._connected, asyncio.Event()
         pending = connection.submit("generate", body, request_id, lambda _: news.set(), news.set)

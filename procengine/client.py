@@ -194,7 +194,7 @@ class Client:
         not "cumulative" then. The request is sent when the first delta is asked for. Raises as `generate` does.
         """
         offer = self._offer(tools, tool_choice)
-        params, calls = offer.stream_params(params), CallStream(offer.style, new_call_seed())
+        params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
         body = generate_body(one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo)
         pending = self._submit("generate", body, request_id)
         try:

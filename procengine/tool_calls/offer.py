@@ -72,11 +72,19 @@ class ToolOffer:
                 raise
             raise InvalidRequestError(f"tools: cannot become a grammar of calls: {reason}") from error
 
-    def stream_params(self, params: SamplingParams | None) -> SamplingParams:
-        """The same for a caller who takes deltas. Raises InvalidRequestError also for the cumulative kind."""
+    def stream_params(self, params: SamplingParams | None, *, echo: bool = False) -> SamplingParams:
+        """The same for a caller who takes deltas.
+
+        Raises:
+            InvalidRequestError: also for the cumulative kind; and with `echo`, since a prompt may show calls, too.
+        """
         params = self.params(params)
-        if self.style is not None and params.output_kind == "cumulative":
-            raise InvalidRequestError('output_kind: calls of tools come as deltas: must not be "cumulative" with tools')
+        if self.style is None:
+            return params
+        if echo:
+            raise InvalidRequestError("echo: cannot be given along with tools, whose calls are read from the text")
+        if params.output_kind == "cumulative":
+            raise InvalidRequestError('output_kind: must not be "cumulative" with tools, whose calls come as deltas')
         return params
 
 

@@ -250,6 +250,11 @@ def test_an_error_of_a_demanded_call_is_one_of_the_tools_everywhere(llm: LLM) ->
         llm.chat([USER], bad_grammar, tools=tools, use_tqdm=False)
 
 
+def test_a_prompt_that_may_show_calls_is_not_read(client: Client) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^echo: "):
+        next(client.stream(messages=[USER], tools=TOOLS, echo=True))
+
+
 @pytest.mark.model
 def test_the_real_model_can_be_made_to_call(smollm2_gguf: Path) -> None:
     """Its template shows no tools, so the style must be said."""

@@ -25,7 +25,7 @@ def test_without_tools_nothing_changes(parser: str, tool_choice: Any) -> None:
     assert offer == ToolOffer(None, None, None)
     params = SamplingParams(detokenize=False, output_kind="cumulative")
     assert offer.params(params) == offer.stream_params(params) == params
-    assert offer.params(None) == SamplingParams()
+    assert offer.params(None) == offer.stream_params(None, echo=True) == SamplingParams()
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -140,5 +140,7 @@ def test_params_that_leave_nothing_to_read_are_refused() -> None:
         offer.params(SamplingParams(detokenize=False))
     with pytest.raises(InvalidRequestError, match=r"^output_kind: .*cumulative"):
         offer.stream_params(SamplingParams(output_kind="cumulative"))
+    with pytest.raises(InvalidRequestError, match=r"^echo: cannot be given along with tools"):
+        offer.stream_params(None, echo=True)
     with pytest.raises(InvalidRequestError, match=r"^structured_outputs: cannot be given along with a tool_choice"):
         demand.params(SamplingParams(structured_outputs=StructuredOutputs(regex="a")))
