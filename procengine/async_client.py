@@ -7,6 +7,7 @@ A client belongs to the loop it was connected on; any number of tasks may use it
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -155,7 +156,7 @@ class AsyncClient:
                 is_last = pending.is_done
                 for delta in pending.take_deltas():
                     if delta.finish_reason != "error":
-                        yield calls.read(stream_delta(delta))
+                        yield calls.read(stream_delta(delta, pending.delivered_ns, pending.arrived_ns))
                 if is_last:
                     with offer.naming_tools():
                         pending.raise_error()
@@ -166,7 +167,7 @@ class AsyncClient:
     async def embed(self, prompt: Prompt) -> EmbeddingOutput:
         """The vector of a text or a list of token ids. Cancelling the task aborts the request. Raises as `generate`."""
         pending = await self._run("embed", prompt_body(prompt), None)
-        return collect_embedding(pending.answer(Embedding))
+        return collect_embedding(pending.answer(Embedding), pending.delivered_ns, pending.arrived_ns)
 
     async def abort(self, request_id: str) -> None:
         """Stop a running request: it ends with `finish_reason` "abort" and what it has by then."""
@@ -202,7 +203,9 @@ class AsyncClient:
 
     async def _generate(self, body: Body, request_id: str | None) -> RequestOutput:
         pending = await self._run("generate", final_body(body), request_id)
-        return collect_deltas(pending.request_id, prompt_text(body), pending.take_deltas())
+        return collect_deltas(
+            pending.request_id, prompt_text(body), pending.take_deltas(), pending.delivered_ns, pending.arrived_ns
+        )
 
     async def _run(self, workflow: str, body: Body, request_id: str | None) -> Pending:
         connection, ended = self._connected, asyncio.Event()
@@ -247,7 +250,7 @@ class _Connection:
         self, workflow: str, body: Body, request_id: str | None, on_end: OnEnd, on_item: OnItem | None = None
     ) -> Pending:
         """Start a request."""
-        pending, frame = self._core.submit(workflow, body, request_id, on_end, on_item)
+        pending, frame = self._core.submit(workflow, body, request_id, on_end, on_item, time.monotonic_ns())
         self._send(frame)
         return pending
 
@@ -277,9 +280,12 @@ class _Connection:
 
     def _link(self, endpoint: str) -> tuple[zmq.Socket[bytes], ipc.SocketReader]:
         socket = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
-        reader = ipc.SocketReader(self._loop, socket, lambda frames: self._core.receive(frames[0]))
+        reader = ipc.SocketReader(self._loop, socket, self._on_frames)
         self._links.append((socket, reader))
         return self._links[-1]
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        self._core.receive(frames[0], time.monotonic_ns())
 
     async def _ask(
         self,

@@ -31,6 +31,7 @@ from procengine import ipc
 from procengine.config import EngineConfig
 from procengine.messages import Failed, Ready, encode
 from procengine.paths import socket_path
+from procengine.profiling.span_ring import SpanArena
 
 __all__ = ["Child", "run_child", "run_loop"]
 
@@ -43,11 +44,13 @@ class Child:
 
     role: str
     rank: int
+    epoch: int  # how many of this role and rank there were before
     config: EngineConfig
     death_fd: int
     context: zmq.Context[zmq.Socket[bytes]]
     control: zmq.Socket[bytes]
     shows_progress: bool  # a terminal is watching
+    spans: SpanArena
 
     def endpoint(self, name: str) -> str:
         """Address of the group's socket `name`."""
@@ -109,9 +112,11 @@ def _report(child: Child, message: Failed) -> None:
 def _start(role: str) -> Child:
     parser = argparse.ArgumentParser(prog=f"procengine {role}")
     parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--epoch", type=int, required=True)
     parser.add_argument("--config-fd", type=int, required=True)
     parser.add_argument("--death-fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--spans-fd", type=int)
     parser.add_argument("--progress", action="store_true")
     args = parser.parse_args()
     _die_with_parent(args.parent)
@@ -124,7 +129,8 @@ def _start(role: str) -> Child:
     context = ipc.make_context()
     endpoint = socket_path(Path(config.group.run_dir), "control")
     control = ipc.connect(context, zmq.DEALER, endpoint, identity=f"{role}-{args.rank}".encode())
-    return Child(role, args.rank, config, args.death_fd, context, control, args.progress)
+    spans = SpanArena(args.spans_fd)
+    return Child(role, args.rank, args.epoch, config, args.death_fd, context, control, args.progress, spans)
 
 
 def _die_with_parent(parent: int) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from procengine.config import EngineConfig
 
-__all__ = ["ChildProcess", "cpu_seconds", "memory_file", "rss_bytes", "write_log"]
+__all__ = ["ChildProcess", "child_name", "cpu_seconds", "memory_file", "rss_bytes", "write_log"]
 
 _NUM_LAST_LINES = 30
 
@@ -31,23 +31,47 @@ def memory_file(data: bytes) -> int:
     return fd
 
 
+def child_name(role: str, rank: int) -> str:
+    """`worker-0`; roles that exist once go without a number."""
+    return f"{role}-{rank}" if role == "worker" else role
+
+
 class ChildProcess:
     """One child. Its output goes on to our stderr as it comes, so that progress bars stay what they are."""
 
-    def __init__(self, role: str, rank: int, config: EngineConfig, death_fd: int) -> None:
+    def __init__(
+        self, role: str, rank: int, epoch: int, config: EngineConfig, death_fd: int, spans_fd: int | None
+    ) -> None:
         self.role = role
         self.rank = rank
+        self.epoch = epoch
+        self.spans_fd = spans_fd
         self.started_s = time.monotonic()
         self.is_ready = False
         self.failure: str | None = None  # what it said of itself before it died
         config_fd = memory_file(msgspec.json.encode(config))
-        arguments = ["--rank", rank, "--config-fd", config_fd, "--death-fd", death_fd, "--parent", os.getpid()]
+        arguments = [
+            "--rank",
+            rank,
+            "--epoch",
+            epoch,
+            "--config-fd",
+            config_fd,
+            "--death-fd",
+            death_fd,
+            "--parent",
+            os.getpid(),
+        ]
+        inherited = [config_fd, death_fd]
+        if spans_fd is not None:
+            arguments += ["--spans-fd", spans_fd]
+            inherited.append(spans_fd)
         if sys.stderr.isatty():
             arguments.append("--progress")
         # -P: the working directory must not shadow modules. A session of its own: Ctrl-C reaches the supervisor alone.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", f"procengine.procs.{role}", *map(str, arguments)],
-            pass_fds=(config_fd, death_fd),
+            pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -65,7 +89,7 @@ class ChildProcess:
     @property
     def name(self) -> str:
         """`worker-0`; roles that exist once go without a number."""
-        return f"{self.role}-{self.rank}" if self.role == "worker" else self.role
+        return child_name(self.role, self.rank)
 
     @property
     def identity(self) -> bytes:
@@ -109,6 +133,12 @@ class ChildProcess:
         reason = f"{self.name} (pid {self.pid}) {how}" + (f": {self.failure}" if self.failure else "")
         last = list(self._last_lines) + ([self._partial_line] if self._partial_line else [])
         return reason + ("\nits last log lines:\n  " + "\n  ".join(last) if last else "")
+
+    def close(self) -> None:
+        """Give up the descriptors of a process that has ended."""
+        os.close(self.pidfd)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def kill(self) -> None:
         """End it now."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from procengine.detokenizer import Detokenizer
-from procengine.messages import Delta, Register, TokenLogprobs
+from procengine.messages import Delta, Register, RequestTimes, TokenLogprobs
 from procengine.stop_strings import StopBuffer
 from procengine.stopping import FINISH_REASON, NOT_FINISHED, STOP
 
@@ -37,11 +37,41 @@ class Choice:
         self._prompt_logprobs: list[TokenLogprobs | None] = [None]
         self._has_sent = False
         self._num_unsent = 0
-        self._num_cached_tokens: int | None = None
+        self.num_cached_tokens: int | None = None
+        self._unsent_cached_tokens: int | None = None
+        self._is_admitted = False
+        self._admitted_ns = 0
+        self._num_preemptions = 0
+        self._first_token_ns = 0
+        self._last_token_ns = 0
 
-    def admit(self, num_cached_tokens: int) -> None:
-        """It started; the next delta says how much of the prompt was cached."""
-        self._num_cached_tokens = num_cached_tokens
+    @property
+    def times(self) -> RequestTimes:
+        """When it passed each stage, as far as it has."""
+        register = self.register
+        return RequestTimes(
+            register.client_sent_ns,
+            register.received_ns,
+            register.prepared_ns,
+            self._admitted_ns,
+            self._first_token_ns,
+            self._last_token_ns,
+            self._num_preemptions,
+        )
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens behind the prompt so far."""
+        return self._num_tokens - len(self.register.prompt_token_ids)
+
+    def admit(self, num_cached_tokens: int, sent_ns: int = 0) -> None:
+        """It got a slot. The first time: the next delta says how much of the prompt was cached."""
+        if self._is_admitted:
+            self._num_preemptions += 1
+            return
+        self._is_admitted = True
+        self.num_cached_tokens = self._unsent_cached_tokens = num_cached_tokens
+        self._admitted_ns = sent_ns
 
     def take_token(self, token_id: int, finish_code: int) -> None:
         """The next token, and whether it ends the sequence (`stopping`)."""
@@ -57,12 +87,14 @@ class Choice:
         """Those of prompt tokens from `first_position` on; positions already known are dropped."""
         self._prompt_logprobs += entries[len(self._prompt_logprobs) - first_position :]
 
-    def advance(self) -> None:
-        """Turn the tokens taken into text, up to the stop string that ends it, if one does."""
+    def advance(self, received_ns: int = 0) -> None:
+        """Turn the tokens taken, which came at `received_ns`, into text, up to the stop string that ends it, if any."""
         token_ids, self._new_token_ids = self._new_token_ids, []
         logprobs, self._new_logprobs = self._new_logprobs, []
         if not token_ids or self.end is not None:
             return
+        self._first_token_ns = self._first_token_ns or received_ns
+        self._last_token_ns = received_ns
         num_used = self._add_text(token_ids)
         self._token_ids += token_ids[:num_used]
         self._num_unsent += num_used
@@ -93,7 +125,7 @@ class Choice:
         register = self.register
         is_first, self._has_sent, self._num_unsent = not self._has_sent, True, 0
         # Once, whenever it is known: Admitted comes over another socket than the results and may be behind them.
-        num_cached_tokens, self._num_cached_tokens = self._num_cached_tokens, None
+        num_cached_tokens, self._unsent_cached_tokens = self._unsent_cached_tokens, None
         finish_reason, stop_reason = self.end or (None, None)
         wants_prompt = is_first and register.num_prompt_logprobs >= 0
         delta = Delta(
@@ -108,6 +140,7 @@ class Choice:
             num_cached_tokens,
             error,
             self._prompt_logprobs if wants_prompt else None,
+            self.times if finish_reason is not None else None,
         )
         if register.output_kind == "cumulative":
             self._token_ids, self._logprobs = list(self._token_ids), list(self._logprobs)

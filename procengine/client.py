@@ -203,7 +203,7 @@ class Client:
                 is_last = pending.is_done  # before taking: what comes in between belongs to the next turn
                 for delta in pending.take_deltas():
                     if delta.finish_reason != "error":
-                        yield calls.read(stream_delta(delta))
+                        yield calls.read(stream_delta(delta, pending.delivered_ns, pending.arrived_ns))
                 if is_last:
                     with offer.naming_tools():
                         pending.raise_error()
@@ -258,13 +258,16 @@ class Client:
         """Run bodies of `generate` requests together; results in their order. `on_end` is called as each one ends."""
         ended = self._run_all("generate", [final_body(body) for body in bodies], request_ids, on_end)
         return [
-            collect_deltas(pending.request_id, prompt_text(body), pending.take_deltas())
+            collect_deltas(
+                pending.request_id, prompt_text(body), pending.take_deltas(), pending.delivered_ns, pending.arrived_ns
+            )
             for pending, body in zip(ended, bodies, strict=True)
         ]
 
     def embed_bodies(self, bodies: Sequence[Body], on_end: Callable[[], object] | None = None) -> list[EmbeddingOutput]:
         """Run bodies of `embed` requests together; results in their order."""
-        return [collect_embedding(one.answer(Embedding)) for one in self._run_all("embed", bodies, None, on_end)]
+        ended = self._run_all("embed", bodies, None, on_end)
+        return [collect_embedding(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
 
     def _offer(self, tools: Tools | None, tool_choice: ToolChoice | None) -> ToolOffer:
         return make_offer(tools, tool_choice, self._welcome.tool_call_parser)
@@ -290,7 +293,7 @@ class Client:
         return batch.members
 
     def _submit(self, workflow: str, body: Body, request_id: str | None, on_end: OnEnd | None = None) -> Pending:
-        pending, frame = self._core.submit(workflow, body, request_id, on_end)
+        pending, frame = self._core.submit(workflow, body, request_id, on_end, sent_ns=time.monotonic_ns())
         self._send(frame)
         return pending
 
@@ -330,8 +333,9 @@ class Client:
 
     def _receive(self) -> None:
         frames = self._link.receive(_LIVENESS_MS)
+        arrived_ns = time.monotonic_ns()
         for frame in frames:
-            self._core.receive(frame)
+            self._core.receive(frame, arrived_ns)
         if not frames and self._core.has_pending and is_gone(self._group):
             self._core.die(dead_group_error(self._group.name))
 

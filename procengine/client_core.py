@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -55,7 +55,17 @@ _AnswerT = TypeVar("_AnswerT", bound=Item)
 class Pending:
     """A request or a question under way: what has come for it, and whether more will."""
 
-    __slots__ = ("error", "is_done", "items", "num_open", "on_end", "on_item", "request_id")
+    __slots__ = (
+        "arrived_ns",
+        "delivered_ns",
+        "error",
+        "is_done",
+        "items",
+        "num_open",
+        "on_end",
+        "on_item",
+        "request_id",
+    )
 
     def __init__(
         self, request_id: str, on_end: OnEnd | None = None, on_item: OnItem | None = None, num_choices: int = 1
@@ -67,6 +77,8 @@ class Pending:
         self.error: ProcengineError | None = None
         self.on_item = on_item
         self.on_end = on_end
+        self.delivered_ns = 0  # when the group sent the newest end of a choice, and when that was here
+        self.arrived_ns = 0
 
     def take_deltas(self) -> list[Delta]:
         """All deltas that are here now, oldest first; afterwards they are not here any more."""
@@ -134,8 +146,11 @@ class ClientCore:
         request_id: str | None = None,
         on_end: OnEnd | None = None,
         on_item: OnItem | None = None,
+        sent_ns: int = 0,
     ) -> tuple[Pending, bytes]:
-        """Enter a request into the table and encode it. `receive` calls `on_item` for each item but the last.
+        """Enter a request into the table and encode it, with when it is sent (CLOCK_MONOTONIC).
+
+        `receive` calls `on_item` for each item but the last.
 
         Raises:
             InvalidRequestError: it cannot be sent, is too large, or its id is in use.
@@ -143,7 +158,7 @@ class ClientCore:
         """
         self._raise_if_dead()
         request_id = self._new_id() if request_id is None else self._check_id(request_id)
-        frame = encode(Submit(request_id, workflow, msgspec.Raw(encode_body(body))))
+        frame = encode(Submit(request_id, workflow, msgspec.Raw(encode_body(body)), sent_ns))
         if len(frame) > self._max_request_bytes:
             raise InvalidRequestError(_too_large(body, len(frame), self._max_request_bytes))
         pending = self._requests[request_id] = Pending(request_id, on_end, on_item, num_choices(body))
@@ -165,15 +180,15 @@ class ClientCore:
             self._end(pending)
         return encode(Abort(pending.request_id))
 
-    def receive(self, frame: bytes) -> None:
-        """Sort one incoming message."""
+    def receive(self, frame: bytes, arrived_ns: int = 0) -> None:
+        """Sort one incoming message, which came at `arrived_ns` (CLOCK_MONOTONIC)."""
         try:
             message = decode_to_client(frame)
         except msgspec.DecodeError as error:
             self.fail_all(ProtocolError(f"a message from the group cannot be read: {error}"))
             return
         if type(message) is Outputs:
-            self._take_items(message.items)
+            self._take_items(message, arrived_ns)
         else:
             self._take_control(message)
 
@@ -191,18 +206,20 @@ class ClientCore:
         self._death = error
         self.fail_all(error)
 
-    def _take_items(self, items: Sequence[Delta | Embedding]) -> None:
+    def _take_items(self, message: Outputs, arrived_ns: int) -> None:
         """The hot path: one dictionary lookup and one append an item."""
         requests = self._requests
-        for item in items:
+        for item in message.items:
             pending = requests.get(item.request_id)
             if pending is None:
                 if item.finish_reason is not None:
                     self._take_late_end(item.request_id)
                 continue
             pending.items.append(item)
-            if item.finish_reason is not None and self._is_over(pending, item):
-                continue
+            if item.finish_reason is not None:
+                pending.delivered_ns, pending.arrived_ns = message.sent_ns, arrived_ns
+                if self._is_over(pending, item):
+                    continue
             if pending.on_item is not None:
                 pending.on_item()
 

@@ -17,6 +17,7 @@ __all__ = [
     "GroupConfig",
     "LimitsConfig",
     "ModelConfig",
+    "ProfilingConfig",
     "RopeScaling",
     "SchedulerConfig",
     "WorkerConfig",
@@ -126,6 +127,12 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     grammar_timeout_s: float = 10.0
 
 
+class ProfilingConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the processes note about themselves."""
+
+    span_records: int = 1 << 14  # that each thread keeps, a power of two; 0: none
+
+
 class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the group lives and how it ends."""
 
@@ -133,6 +140,8 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     run_dir: str
     start_timeout_s: float = 300.0
     drain_timeout_s: float = 10.0
+    max_restarts: int = 5  # of one child, within this time
+    restart_window_s: float = 60.0
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,3 +153,4 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     worker: WorkerConfig = WorkerConfig()
     limits: LimitsConfig = LimitsConfig()
+    profiling: ProfilingConfig = ProfilingConfig()

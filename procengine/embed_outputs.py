@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from procengine.messages import Embedding, EmbedResult, Register
-from procengine.postprocessor import Item, TakenItems
+from procengine.messages import Embedding, EmbedResult, Register, RequestTimes
+from procengine.postprocessor import EndedRequest, Item, TakenItems
 from procengine.step_payload import join_int64
 from procengine.tokenizer import Tokenizer
 
@@ -23,7 +23,9 @@ class EmbedOutputs:
         self._registers: dict[int, Register] = {}
         self._early: dict[int, bytes] = {}  # vectors that overtook their request's Register
         self._newest_key = -1
-        self._taken = TakenItems()
+        self._answers: list[tuple[Register, bytes]] = []
+        self._admitted_ns: dict[int, int] = {}
+        self._ended: list[EndedRequest] = []
 
     @property
     def num_unfinished(self) -> int:
@@ -38,8 +40,10 @@ class EmbedOutputs:
         if early is not None:
             self._answer(message.key, early)
 
-    def admit(self, key: int, num_cached_tokens: int) -> None:
-        """Nothing: there is no cache."""
+    def admit(self, key: int, num_cached_tokens: int, sent_ns: int = 0) -> None:
+        """A request is in a step that was sent then. There is no cache."""
+        if key in self._registers:
+            self._admitted_ns[key] = sent_ns
 
     def take_result(self, header: EmbedResult, payload: NDArray[np.int32]) -> list[tuple[int, int]]:
         """Take in the vectors of a step; those of ended requests are dropped. There are no gaps."""
@@ -53,12 +57,19 @@ class EmbedOutputs:
                 self._early[key] = vector.tobytes()
         return []
 
-    def replay(self, key: int, position: int, token_ids: list[int]) -> None:
+    def replay(self, key: int, position: int, token_ids: list[int]) -> list[tuple[int, int]]:
         """Nothing: a vector has no parts to miss."""
+        return []
 
-    def take_items(self) -> TakenItems:
-        """Everything that is new since the last call, as messages."""
-        taken, self._taken = self._taken, TakenItems()
+    def take_items(self, received_ns: int = 0) -> TakenItems:
+        """Everything that is new since the last call, as messages; the newest result came at `received_ns`."""
+        taken = TakenItems()
+        answers, self._answers = self._answers, []
+        for register, data in answers:
+            times = self._end(register, "stop", received_ns)
+            message = Embedding(register.request_id, data, register.prompt_token_ids, times=times)
+            taken.add(register.client, message)
+        taken.ended, self._ended = self._ended, []
         return taken
 
     def finish(self, key: int, finish_reason: str, error: str | None = None) -> tuple[bytes, list[Item]] | None:
@@ -66,7 +77,9 @@ class EmbedOutputs:
         register = self._registers.pop(key, None)
         if register is None:
             return None
-        return register.client, [Embedding(register.request_id, b"", register.prompt_token_ids, finish_reason, error)]
+        times = self._end(register, finish_reason, 0)
+        message = Embedding(register.request_id, b"", register.prompt_token_ids, finish_reason, error, times)
+        return register.client, [message]
 
     def keys_of_client(self, client: bytes) -> list[int]:
         """Running requests of one client."""
@@ -77,5 +90,17 @@ class EmbedOutputs:
         return list(self._registers)
 
     def _answer(self, key: int, data: bytes) -> None:
-        register = self._registers.pop(key)
-        self._taken.add(register.client, Embedding(register.request_id, data, register.prompt_token_ids))
+        self._answers.append((self._registers.pop(key), data))
+
+    def _end(self, register: Register, finish_reason: str, received_ns: int) -> RequestTimes:
+        times = RequestTimes(
+            register.client_sent_ns,
+            register.received_ns,
+            register.prepared_ns,
+            self._admitted_ns.pop(register.key, 0),
+            received_ns,
+            received_ns,
+        )
+        num_prompt_tokens = len(register.prompt_token_ids)
+        self._ended.append(EndedRequest(register.key, finish_reason, times, num_prompt_tokens, 0, 0))
+        return times

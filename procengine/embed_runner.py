@@ -18,7 +18,7 @@ from torch import Tensor
 from procengine.kernels.attention import varlen_attention
 from procengine.messages import EmbedInput
 from procengine.models.llama import LlamaModel
-from procengine.step_output import EmbedOutput
+from procengine.step_output import EmbedOutput, PassTimes
 from procengine.step_payload import EMBED_SECTIONS, cut_sections, join_int64
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ class EmbedRunner:
     @torch.inference_mode()
     def run(self, header: EmbedInput, payload: NDArray[np.int32]) -> Iterator[EmbedOutput]:
         """The one output of a step. `payload` is int32 [n] and not kept."""
-        started = time.monotonic_ns()
+        started_ns = time.monotonic_ns()
         sections = cut_sections(EMBED_SECTIONS, header.sizes, payload.copy())
         tensors = {name: torch.from_numpy(section).to(self._device) for name, section in sections.items()}
+        staged_ns = time.monotonic_ns()
         bounds = tensors["query_start_loc"]
         model = self._model
 
@@ -50,9 +51,11 @@ class EmbedRunner:
             )
 
         hidden = model.forward(tensors["input_ids"], tensors["positions"].long(), attend)
+        forwarded_ns = time.monotonic_ns()
         vectors = functional.normalize(self._pool(hidden.float(), bounds.long()), dim=-1)
         keys = join_int64(sections["key_words"])
-        yield EmbedOutput(header.step_id, keys, lambda: vectors.cpu().numpy(), time.monotonic_ns() - started)
+        times = PassTimes(started_ns, staged_ns, forwarded_ns, time.monotonic_ns())
+        yield EmbedOutput(header.step_id, keys, lambda: vectors.cpu().numpy(), times)
 
     def _pool(self, hidden: Tensor, bounds: Tensor) -> Tensor:
         """float32 [rows, hidden] from [tokens, hidden]."""

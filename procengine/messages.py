@@ -41,6 +41,7 @@ __all__ = [
     "Register",
     "Rejected",
     "Replay",
+    "RequestTimes",
     "Resync",
     "Shutdown",
     "Stats",
@@ -51,6 +52,7 @@ __all__ = [
     "TextStop",
     "TokenLogprobs",
     "Welcome",
+    "WorkerLost",
     "WorkerReady",
     "decode_from_client",
     "decode_from_control_peer",
@@ -88,6 +90,7 @@ class Submit(_Message, tag="submit"):
     request_id: str  # chosen by the client, unique among its running requests
     workflow: str
     body: Raw
+    sent_ns: int = 0  # CLOCK_MONOTONIC, for RequestTimes
 
 
 class Abort(_Message, tag="abort"):
@@ -148,6 +151,18 @@ class Attached(_Message, tag="attached"):
     version: int
 
 
+class RequestTimes(_Message):
+    """When a request passed each stage, in CLOCK_MONOTONIC nanoseconds, one clock for the whole host; 0: it did not."""
+
+    client_sent_ns: int = 0  # as the client says
+    received_ns: int = 0  # by the frontend
+    prepared_ns: int = 0  # tokenized, its grammar compiled
+    admitted_ns: int = 0  # its first step was sent
+    first_token_ns: int = 0  # arrived at the output process
+    last_token_ns: int = 0
+    num_preemptions: int = 0
+
+
 class TokenLogprobs(_Message):
     """Log probabilities at one position: the chosen token first, then the most likely ones."""
 
@@ -170,6 +185,7 @@ class Delta(_Message, tag="delta"):
     num_cached_tokens: int | None = None  # in the first delta after admission
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # one a prompt token, once; the first token has none
+    times: RequestTimes | None = None  # in the last delta
 
 
 class Embedding(_Message, tag="embedding"):
@@ -180,12 +196,14 @@ class Embedding(_Message, tag="embedding"):
     prompt_token_ids: list[int]
     finish_reason: str | None = "stop"
     error: str | None = None
+    times: RequestTimes | None = None
 
 
 class Outputs(_Message, tag="outputs"):
     """All that one step brought for one client."""
 
     items: list[Delta | Embedding]
+    sent_ns: int = 0  # CLOCK_MONOTONIC
 
 
 # --- frontend -> output ---------------------------------------------------------------------------------------------
@@ -213,13 +231,17 @@ class Register(_Message, tag="register"):
     echo: bool = False  # the text begins with the prompt's
     output_kind: str = "delta"  # delta | cumulative | final
     stream_interval: int = 1
+    client_sent_ns: int = 0  # see RequestTimes
+    received_ns: int = 0
+    prepared_ns: int = 0
 
 
 class Admitted(_Message, tag="admitted"):
-    """Requests that got their first slot, with the prompt tokens that were found in the prefix cache."""
+    """Requests that got a slot, with the prompt tokens found in the cache; once more after each preemption."""
 
     keys: list[int]
     num_cached_tokens: list[int]
+    sent_ns: int = 0  # when their step was sent
 
 
 class Finish(_Message, tag="finish"):
@@ -303,6 +325,11 @@ class EmbedInput(_Message, tag="embed"):
         """Which workflow's parts understand the payload."""
         return "embed"
 
+    @property
+    def num_decode_rows(self) -> int:
+        """None: nothing is generated."""
+        return 0
+
 
 # --- worker -> frontend and output ----------------------------------------------------------------------------------
 
@@ -347,6 +374,11 @@ class EmbedResult(_Message, tag="embed_result"):
     def is_last(self) -> bool:
         """An embed step has one result."""
         return True
+
+    @property
+    def micro_step(self) -> int:
+        """An embed step has one forward pass."""
+        return 0
 
     @property
     def workflow(self) -> str:
@@ -399,6 +431,13 @@ class Drained(_Message, tag="drained"):
     """Frontend to supervisor: nothing is running any more."""
 
 
+class WorkerLost(_Message, tag="worker_lost"):
+    """Supervisor to frontend: this worker is gone, and another one, of the next epoch, takes its place."""
+
+    rank: int
+    epoch: int  # of the one that is gone
+
+
 class Shutdown(_Message, tag="shutdown"):
     """Supervisor to a child: end now. With an `error`, tell every client with unfinished requests why."""
 
@@ -443,7 +482,7 @@ FromFrontend = Register | Admitted | Finish | Replay
 FromOutput = TextStop | ClientGone | Resync
 Step = StepInput | EmbedInput
 FromWorker = WorkerReady | StepResult | EmbedResult
-FromSupervisor = Query | Drain | Shutdown
+FromSupervisor = Query | Drain | WorkerLost | Shutdown
 FromControlPeer = Ready | Failed | ChildStats | Drained | GetStatus
 
 

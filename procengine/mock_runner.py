@@ -16,6 +16,7 @@ from procengine.messages import EmbedInput, StepInput
 from procengine.step_output import (
     EmbedOutput,
     Logprobs,
+    PassTimes,
     PromptLogprobs,
     SampledTokens,
     StepOutput,
@@ -71,7 +72,9 @@ class MockRunner:
             behind = np.repeat(np.cumsum(counts), counts) - np.arange(counts.sum()) - 1
             positions = positions - behind.astype(np.int32)
         for micro_step in range(header.decode_steps):
-            started = self._pause()
+            started_ns = time.monotonic_ns()
+            self._pause()
+            forwarded_ns = time.monotonic_ns()
             if micro_step:
                 stays = sections["row_steps"] > micro_step
                 slots, positions = sections["slots"][stays], sections["seq_lens"][stays] + np.int32(micro_step)
@@ -86,7 +89,7 @@ class MockRunner:
                 self._keys[slots],
                 positions,
                 lambda tokens=tokens: tokens,  # type: ignore[misc]
-                time.monotonic_ns() - started,
+                PassTimes(started_ns, started_ns, forwarded_ns, time.monotonic_ns()),
             )
 
     def _tokens(
@@ -120,19 +123,21 @@ class MockRunner:
         return PromptLogprobs(spans, *_certain(sections["prompt_targets"], int(wanted[:, 2].max()) + 1))
 
     def _embed(self, header: EmbedInput, payload: NDArray[np.int32]) -> EmbedOutput:
-        started = self._pause()
+        started_ns = time.monotonic_ns()
+        self._pause()
+        forwarded_ns = time.monotonic_ns()
         sections = cut_sections(EMBED_SECTIONS, header.sizes, payload)
         bounds = sections["query_start_loc"]
         sums = np.add.reduceat(sections["input_ids"], bounds[:-1]).astype(np.float32)
         vectors = np.repeat(sums[:, None], MOCK_EMBED_DIM, axis=1)
         keys = join_int64(sections["key_words"])
-        return EmbedOutput(header.step_id, keys, lambda: vectors, time.monotonic_ns() - started)
+        return EmbedOutput(
+            header.step_id, keys, lambda: vectors, PassTimes(started_ns, started_ns, forwarded_ns, time.monotonic_ns())
+        )
 
-    def _pause(self) -> int:
-        started = time.monotonic_ns()
+    def _pause(self) -> None:
         if self._step_s:
             time.sleep(self._step_s)
-        return started
 
     def _update_slots(self, sections: dict[str, NDArray[np.int32]]) -> None:
         if sections["slot_rows"].size:

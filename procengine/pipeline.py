@@ -6,9 +6,9 @@ Owns: step ids, the in-flight window and its depth, the turn of each workflow. N
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
 from procengine.scheduler.counters import SchedulerCounters
 
-__all__ = ["AnyRequest", "Pipeline", "PlannedStep", "Planner"]
+__all__ = ["AnyRequest", "Gauges", "MakePlanners", "NextPlan", "Pipeline", "PlannedStep", "Planner"]
 
 
 class AnyRequest(Protocol):
@@ -25,8 +25,10 @@ class AnyRequest(Protocol):
     key: int
     client: bytes
     request_id: str
+    token_ids: NDArray[np.int32]  # prompt and confirmed output; stale while it has a slot
     is_finished: bool
     num_cached_tokens: int | None
+    num_worker_deaths: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +42,41 @@ class PlannedStep:
     is_steady: bool  # decode rows alone
 
 
+class Gauges(NamedTuple):
+    """How full a planner is: requests waiting and running, KV blocks that are free (cached ones included)."""
+
+    num_waiting: int
+    num_running: int
+    num_free_blocks: int
+
+
 class Planner(Protocol):
-    """The frontend's part of a workflow, for one worker."""
+    """The frontend's part of a workflow, for one worker. A step is made in two parts, so that each can be timed:
+    `plan` decides what it computes, `build` encodes it."""
 
     @property
     def num_unfinished(self) -> int: ...
     @property
     def counters(self) -> SchedulerCounters: ...
     @property
+    def gauges(self) -> Gauges: ...
+    @property
     def wants_late_plan(self) -> bool: ...
     def add(self, request: Any) -> None: ...
     def finish(self, request: Any) -> None: ...
     def take_failed(self) -> list[tuple[Any, str]]: ...
-    def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None: ...
+    def take_all(self) -> list[Any]: ...
+    def plan(self) -> Any | None: ...
+    def build(self, plan: Any, step_id: int, epoch: int) -> PlannedStep: ...
     def apply(self, sent: object, header: Any, payload: NDArray[np.int32]) -> list[tuple[Any, str]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NextPlan:
+    """What the next step computes; not encoded yet."""
+
+    planner: Planner
+    plan: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +84,9 @@ class _InFlight:
     step_id: int
     planner: Planner
     sent: object
+
+
+MakePlanners = Callable[[], dict[str, Planner]]
 
 
 class Pipeline:
@@ -72,14 +98,16 @@ class Pipeline:
     join, instead of waiting behind a step planned too early.
     """
 
-    def __init__(self, rank: int, planners: dict[str, Planner], async_depth: int, epoch: int = 0) -> None:
+    def __init__(self, rank: int, make_planners: MakePlanners, async_depth: int, epoch: int = 0) -> None:
         self.rank = rank
         self.epoch = epoch
-        self.planners = planners
+        self.is_up = True  # there is a worker of this epoch
         self.num_steps = 0
+        self._make_planners = make_planners
         self._async_depth = async_depth
         self._in_flight: deque[_InFlight] = deque()
-        self._turn = deque(planners.values())
+        self.planners = make_planners()
+        self._turn = deque(self.planners.values())
 
     @property
     def num_in_flight(self) -> int:
@@ -91,19 +119,48 @@ class Pipeline:
         """Requests waiting or running, of all workflows."""
         return sum(planner.num_unfinished for planner in self.planners.values())
 
+    @property
+    def gauges(self) -> Gauges:
+        """How full it is, all workflows together."""
+        each = [planner.gauges for planner in self.planners.values()]
+        return each[0] if len(each) == 1 else Gauges(*map(sum, zip(*each, strict=True)))
+
+    def lose_worker(self) -> list[tuple[str, AnyRequest]]:
+        """The worker is gone, and with it every step in flight and every block. Returns (workflow, request) of all that
+        is unfinished, in order of service; new planners wait for the next worker.
+        """
+        self.is_up = False
+        self.epoch += 1
+        self._in_flight.clear()
+        lost, self.planners = self.planners, self._make_planners()
+        self._turn = deque(self.planners.values())
+        for name, planner in self.planners.items():
+            planner.counters.add(lost[name].counters)
+        return [(name, request) for name, planner in lost.items() for request in planner.take_all()]
+
     def next_step(self) -> PlannedStep | None:
         """A step to send now; None if the window is full or nothing can run."""
-        for _ in range(len(self._turn)):
+        plan = self.next_plan()
+        return None if plan is None else self.build(plan)
+
+    def next_plan(self) -> NextPlan | None:
+        """What the step to send now computes, for `build`; None if the window is full or nothing can run."""
+        for _ in range(len(self._turn) if self.is_up else 0):
             planner = self._turn[0]
             if self.num_in_flight >= (1 if planner.wants_late_plan else self._async_depth):
                 return None
             self._turn.rotate(-1)  # workflows take turns, step by step
-            step = planner.plan_step(self.num_steps, self.epoch)
-            if step is not None:
-                self._in_flight.append(_InFlight(self.num_steps, planner, step.sent))
-                self.num_steps += 1
-                return step
+            plan = planner.plan()
+            if plan is not None:
+                return NextPlan(planner, plan)
         return None
+
+    def build(self, next_plan: NextPlan) -> PlannedStep:
+        """The step of a plan, which is in flight from here on."""
+        step = next_plan.planner.build(next_plan.plan, self.num_steps, self.epoch)
+        self._in_flight.append(_InFlight(self.num_steps, next_plan.planner, step.sent))
+        self.num_steps += 1
+        return step
 
     def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> list[tuple[AnyRequest, str]]:
         """Take in a result; returns the requests that ended, with their finish reasons."""

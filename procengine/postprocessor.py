@@ -11,23 +11,46 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from procengine.messages import Delta, Embedding, Register
+from procengine.messages import Delta, Embedding, Register, RequestTimes
 
-__all__ = ["Item", "Postprocessor", "TakenItems"]
+__all__ = ["EndedRequest", "Item", "Postprocessor", "TakenItems"]
 
 Item = Delta | Embedding
 
 
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """A request (one choice) that is over, for those who keep the books."""
+
+    key: int
+    finish_reason: str
+    times: RequestTimes
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+
 @dataclass(slots=True)
 class TakenItems:
-    """What `take_items` gives: messages by client, and the requests that a stop string ended."""
+    """What `take_items` gives: messages by client, the requests that a stop string ended, and all that ended."""
 
     items_by_client: dict[bytes, list[Item]] = field(default_factory=dict)
     text_stopped_keys: list[int] = field(default_factory=list)
+    ended: list[EndedRequest] = field(default_factory=list)
 
     def add(self, client: bytes, item: Item) -> None:
         """One more message for a client."""
         self.items_by_client.setdefault(client, []).append(item)
+
+    def extend(self, other: TakenItems) -> None:
+        """Take in what another workflow, or a later call, gave."""
+        if not self.items_by_client:
+            self.items_by_client = other.items_by_client
+        else:
+            for client, items in other.items_by_client.items():
+                self.items_by_client.setdefault(client, []).extend(items)
+        self.text_stopped_keys += other.text_stopped_keys
+        self.ended += other.ended
 
 
 class Postprocessor(Protocol):
@@ -42,20 +65,20 @@ class Postprocessor(Protocol):
         """Take up a new request."""
         ...
 
-    def admit(self, key: int, num_cached_tokens: int) -> None:
-        """A request started, with this much of its prompt in the cache."""
+    def admit(self, key: int, num_cached_tokens: int, sent_ns: int = 0) -> None:
+        """A request got a slot, with this much of its prompt in the cache, in a step sent then."""
         ...
 
     def take_result(self, header: Any, payload: NDArray[np.int32]) -> list[tuple[int, int]]:
         """Take in a result. Returns (key, position) of each gap found."""
         ...
 
-    def replay(self, key: int, position: int, token_ids: list[int]) -> None:
-        """Take in tokens that were missing; those already known are dropped."""
+    def replay(self, key: int, position: int, token_ids: list[int]) -> list[tuple[int, int]]:
+        """Take in tokens that were missing; those already known are dropped. Returns gaps that are still there."""
         ...
 
-    def take_items(self) -> TakenItems:
-        """Everything that is new since the last call, as messages."""
+    def take_items(self, received_ns: int = 0) -> TakenItems:
+        """Everything that is new since the last call, as messages; the newest result came at `received_ns`."""
         ...
 
     def finish(self, key: int, finish_reason: str, error: str | None = None) -> tuple[bytes, list[Item]] | None:

@@ -20,6 +20,7 @@ from procengine.config import (
     GroupConfig,
     LimitsConfig,
     ModelConfig,
+    ProfilingConfig,
     SchedulerConfig,
     ToolCallStyle,
     WorkerConfig,
@@ -75,6 +76,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     grammar_timeout: float = 10.0
     start_timeout: float = 300.0
     drain_timeout: float = 10.0
+    max_restarts: int = 5
+    restart_window: float = 60.0
+    span_records: int = 1 << 14
 
 
 def resolve(args: EngineArgs) -> EngineConfig:
@@ -109,6 +113,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
             logits_processors=args.logits_processors,
         ),
         limits=_limits(args),
+        profiling=ProfilingConfig(span_records=args.span_records),
     )
 
 
@@ -139,11 +144,16 @@ def _check_ranges(args: EngineArgs) -> None:
         ("grammar_timeout", 0.01, 3600),
         ("start_timeout", 0.1, 86_400),
         ("drain_timeout", 0, 86_400),
+        ("max_restarts", 0, 1 << 16),
+        ("restart_window", 0.1, 86_400),
+        ("span_records", 0, 1 << 24),
     ):
         value = getattr(args, field)
         if value is not None and not (low <= value and (high is None or value <= high)):
             limit = f"at least {low}" if high is None else f"between {low} and {high}"
             raise ConfigError(f"{field}: must be {limit}, got {value}")
+    if args.span_records & (args.span_records - 1):
+        raise ConfigError(f"span_records: must be a power of two or 0, got {args.span_records}")
 
 
 def _scheduler(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
@@ -203,6 +213,8 @@ def _group(args: EngineArgs, model: ModelConfig) -> GroupConfig:
         run_dir=str(run_root() / name),
         start_timeout_s=args.start_timeout,
         drain_timeout_s=args.drain_timeout,
+        max_restarts=args.max_restarts,
+        restart_window_s=args.restart_window,
     )
 
 

@@ -29,7 +29,7 @@ from procengine.models.llama import LlamaModel
 from procengine.row_features import NEEDS_HISTORY, NEEDS_LOGITS_STATE, SAMPLING
 from procengine.slot_state import SlotState
 from procengine.staging import StagingRing
-from procengine.step_output import Logprobs, PromptLogprobs, SampledTokens, StepOutput, accepted_samples
+from procengine.step_output import Logprobs, PassTimes, PromptLogprobs, SampledTokens, StepOutput, accepted_samples
 from procengine.step_payload import SLOT_ROW, STEP_SECTIONS, cut_sections
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class GenerateRunner:
     @torch.inference_mode()
     def run(self, header: StepInput, payload: Int32s) -> Iterator[StepOutput]:
         """The outputs of a step, one for each forward pass, in order. `payload` is int32 [n] and not kept."""
-        started = time.monotonic_ns()
+        started_ns = time.monotonic_ns()
         host_payload, device_payload = self._staging.stage(header.step_id, payload)
         host = cut_sections(STEP_SECTIONS, header.sizes, host_payload)
         on_device = _cut(header.sizes, device_payload)
@@ -97,8 +97,11 @@ class GenerateRunner:
             if micro_step:
                 rows = self._next_pass(rows, host["row_steps"], micro_step)
                 host = {**host, "masked_rows": host["masked_rows"][:0]}  # rows with a grammar take part in one pass
-            wait = self._forward(rows, header, host, on_device)
-            now = time.monotonic_ns()
+            staged_ns = time.monotonic_ns()
+            hidden = self._forward(rows)
+            forwarded_ns = time.monotonic_ns()
+            wait = self._sample(hidden, rows, header, host, on_device)
+            done_ns = time.monotonic_ns()
             yield StepOutput(
                 header.step_id,
                 micro_step,
@@ -106,9 +109,9 @@ class GenerateRunner:
                 self._slots.keys[rows.host_sample_slots],
                 rows.host_sample_positions,
                 wait,
-                now - started,
+                PassTimes(started_ns, staged_ns, forwarded_ns, done_ns),
             )
-            started = time.monotonic_ns()
+            started_ns = time.monotonic_ns()
 
     def _update_slots(self, host: dict[str, Int32s], on_device: dict[str, Tensor]) -> None:
         self._slots.update(host, on_device)
@@ -167,11 +170,13 @@ class GenerateRunner:
             host_sample_positions=rows.host_sample_positions[stays] + np.int32(1),
         )
 
-    def _forward(
-        self, rows: _Pass, header: StepInput, host: dict[str, Int32s], on_device: dict[str, Tensor]
-    ) -> Callable[[], SampledTokens]:
+    def _forward(self, rows: _Pass) -> Tensor:
         meta = self._attention_metadata(rows)
-        hidden = self._model.forward(rows.input_ids, rows.positions, self._attention(meta))
+        return self._model.forward(rows.input_ids, rows.positions, self._attention(meta))
+
+    def _sample(
+        self, hidden: Tensor, rows: _Pass, header: StepInput, host: dict[str, Int32s], on_device: dict[str, Tensor]
+    ) -> Callable[[], SampledTokens]:
         prompt = self._prompt_logprobs(hidden, host, on_device) if host["prompt_rows"].size else None
         if not rows.host_sample_slots.size:
             return self._to_host(None, None, None, prompt)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from procengine.step_payload import RESULT_SECTIONS, pack_sections
 __all__ = [
     "EmbedOutput",
     "Logprobs",
+    "PassTimes",
     "PromptLogprobs",
     "SampledTokens",
     "StepOutput",
@@ -33,6 +35,21 @@ class WorkerIdentity:
 
     rank: int
     epoch: int
+
+
+class PassTimes(NamedTuple):
+    """When a forward pass went through the device loop, CLOCK_MONOTONIC ns: taken up, inputs on the device, hidden
+    states computed, sampled. On a device that runs behind its host these are the times of issue."""
+
+    started_ns: int
+    staged_ns: int
+    forwarded_ns: int
+    done_ns: int
+
+    @property
+    def busy_ns(self) -> int:
+        """How long the device loop was busy with it."""
+        return self.done_ns - self.started_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +93,10 @@ class StepOutput:
     keys: NDArray[np.int64]
     positions: Int32s
     wait: Callable[[], SampledTokens]
-    busy_ns: int
+    times: PassTimes
 
-    def to_message(self, identity: WorkerIdentity) -> tuple[StepResult, Int32s]:
-        """Header and payload of the result."""
-        tokens = self.wait()
+    def to_message(self, identity: WorkerIdentity, tokens: SampledTokens) -> tuple[StepResult, Int32s]:
+        """Header and payload of the result, with what `wait()` gave."""
         keys, positions, token_ids = self.keys, self.positions, tokens.token_ids
         if tokens.is_accepted is not None:
             keys, positions, token_ids = (
@@ -104,7 +120,7 @@ class StepOutput:
             self.micro_step,
             self.is_last,
             token_ids.size,
-            self.busy_ns,
+            self.times.busy_ns,
             sizes,
         )
         return header, payload
@@ -117,14 +133,14 @@ class EmbedOutput:
     step_id: int
     keys: NDArray[np.int64]
     wait: Callable[[], NDArray[np.float32]]
-    busy_ns: int
+    times: PassTimes
+    micro_step: int = 0
 
-    def to_message(self, identity: WorkerIdentity) -> tuple[EmbedResult, Int32s]:
-        """Header and payload of the result."""
-        vectors = self.wait()
+    def to_message(self, identity: WorkerIdentity, vectors: NDArray[np.float32]) -> tuple[EmbedResult, Int32s]:
+        """Header and payload of the result, with what `wait()` gave."""
         payload = np.concatenate((self.keys.view(np.int32), vectors.ravel().view(np.int32)))
         sizes = (2 * self.keys.size, vectors.size)
-        header = EmbedResult(identity.rank, identity.epoch, self.step_id, self.keys.size, self.busy_ns, sizes)
+        header = EmbedResult(identity.rank, identity.epoch, self.step_id, self.keys.size, self.times.busy_ns, sizes)
         return header, payload
 
 

@@ -8,12 +8,15 @@ otherwise, or know who sent it. The tokenizer releases the GIL.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
 from procengine.chat_template import ChatTemplate
 from procengine.errors import InvalidRequestError, OverloadedError, ProcengineError
+from procengine.profiling.records import RecordKind
+from procengine.profiling.span_ring import SpanWriter
 from procengine.request import TokenMasks
 from procengine.structured.compiler import GrammarCompiler
 from procengine.token_bounds import longest_token_bytes, min_num_tokens
@@ -25,6 +28,7 @@ __all__ = ["OnPrepared", "TokenizeQueue"]
 OnPrepared = Callable[[Prepared | ProcengineError], None]
 _Job = tuple[PromptBody, OnPrepared]
 _Result = Prepared | ProcengineError
+_TOKENIZED = int(RecordKind.TOKENIZED)
 
 
 class TokenizeQueue:
@@ -38,6 +42,7 @@ class TokenizeQueue:
         compiler: GrammarCompiler,
         grammar_timeout_s: float,
         max_model_len: int,
+        spans: SpanWriter,
     ) -> None:
         self._loop = loop
         self._tokenizer = tokenizer
@@ -45,6 +50,8 @@ class TokenizeQueue:
         self._compiler = compiler
         self._grammar_timeout_s = grammar_timeout_s
         self._max_model_len = max_model_len
+        self._spans = spans  # the tokenizer thread's
+        self._num_batches = 0
         self._jobs: list[_Job] = []
         self._is_busy = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
@@ -65,7 +72,7 @@ class TokenizeQueue:
     def _start(self) -> None:
         jobs, self._jobs = self._jobs, []
         self._is_busy = True
-        future = self._loop.run_in_executor(self._thread, self._tokenize, [body for body, _ in jobs])
+        future = self._loop.run_in_executor(self._thread, self._tokenize_batch, [body for body, _ in jobs])
         future.add_done_callback(lambda done: self._finish(jobs, done.result()))
 
     def _finish(self, jobs: list[_Job], results: list[_Result]) -> None:
@@ -100,6 +107,13 @@ class TokenizeQueue:
         return self._compiler.compile(
             spec
         ).copy  # the choices get grammars of their own, on the loop: not compiled again
+
+    def _tokenize_batch(self, bodies: list[PromptBody]) -> list[_Result]:
+        started_ns = time.monotonic_ns()
+        results = self._tokenize(bodies)
+        self._spans.record(_TOKENIZED, self._num_batches, started_ns, time.monotonic_ns(), len(bodies))
+        self._num_batches += 1
+        return results
 
     def _tokenize(self, bodies: list[PromptBody]) -> list[_Result]:
         try:

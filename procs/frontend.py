@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import uvloop
 import zmq
@@ -49,6 +50,7 @@ from procengine.messages import (
     Submit,
     TextStop,
     Welcome,
+    WorkerLost,
     WorkerReady,
     decode_from_client,
     decode_from_output,
@@ -56,8 +58,10 @@ from procengine.messages import (
     decode_from_worker,
     encode,
 )
-from procengine.pipeline import Pipeline
+from procengine.pipeline import NextPlan, Pipeline, PlannedStep
+from procengine.profiling.records import RecordKind, id_words
 from procengine.recent_clients import RecentClients
+from procengine.recent_results import RecentResults
 from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.step_stats import StepStats
@@ -68,6 +72,12 @@ from procengine.workflows.parts import FrontendParts, load_frontend_parts
 from procengine.workflows.prompt import ModelFacts, Prepared, PromptBody
 
 __all__ = ["main"]
+
+# Plain integers: looking a member of an enum up costs more than the record.
+_STEP_SENT = int(RecordKind.STEP_SENT)
+_RESULT_APPLIED = int(RecordKind.RESULT_APPLIED)
+_REQUEST_ACCEPTED = int(RecordKind.REQUEST_ACCEPTED)
+_REQUEST_ADMITTED = int(RecordKind.REQUEST_ADMITTED)
 
 
 class Frontend:
@@ -82,7 +92,10 @@ class Frontend:
         self._admission = Admission(self._parts, config.limits)
         self._engine: Engine | None = None  # exists once all workers have said how many blocks they hold
         self._num_blocks_by_rank: dict[int, int] = {}
+        num_workers = config.worker.num_workers
+        self._recent_results = [RecentResults() for _ in range(num_workers)]
         self._stats = StepStats()
+        self._spans = child.spans.writer("loop")
         self._clients = RecentClients()
         self._tokenizing: dict[tuple[bytes, str], bool] = {}  # -> whether it was aborted meanwhile
         self._is_draining = False
@@ -98,6 +111,7 @@ class Frontend:
             ),
             config.limits.grammar_timeout_s,
             config.scheduler.max_model_len,
+            child.spans.writer("tokenize"),
         )
         self._open_sockets()
 
@@ -107,9 +121,7 @@ class Frontend:
         # A frame over the limit drops the connection, so the limit here is a backstop; _on_submit tells the client.
         backstop = 2 * child.config.limits.max_request_bytes + 65536
         # Whoever sends connects: a PUSH that is bound blocks as soon as its peer is dead, one that connects queues.
-        self._to_workers = [
-            ipc.connect(context, zmq.PUSH, child.endpoint(f"steps-{rank}")) for rank in range(num_workers)
-        ]
+        self._to_workers = [self._connect_worker(rank) for rank in range(num_workers)]
         self._to_output = ipc.connect(context, zmq.PUSH, child.endpoint("register"))
         self._client_socket = ipc.bind(context, zmq.ROUTER, child.endpoint("frontend"), max_message_bytes=backstop)
         results = ipc.bind(context, zmq.PULL, child.endpoint("results"))
@@ -119,47 +131,125 @@ class Frontend:
         self._client_reader = ipc.SocketReader(loop, self._client_socket, self._on_client, self._pump)
         self._control = ipc.SocketReader(loop, child.control, self._on_control)
 
+    def _connect_worker(self, rank: int) -> zmq.Socket[bytes]:
+        return ipc.connect(self._child.context, zmq.PUSH, self._child.endpoint(f"steps-{rank}"))
+
     # --- steps
 
     def _pump(self) -> None:
         """Send every step that should be at a worker by now."""
         if self._engine is None:
             return
-        for rank, step in self._engine.next_steps():
-            admitted = admitted_message(step)
-            if admitted is not None:
-                self._to_output.send(encode(admitted))
-            ipc.send_frames(self._to_workers[rank], (encode(step.header), step.payload))
-            now_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
-            self._stats.step_sent(rank, step.header.step_id, step.is_steady, cpu_ns, now_ns)
+        for pipeline in self._engine.pipelines:
+            plan_ns = time.monotonic_ns()
+            while (plan := pipeline.next_plan()) is not None:
+                plan_ns = self._send_step(pipeline, plan, plan_ns)
         for finish in self._engine.end_failed():
             self._to_output.send(encode(finish))
         if self._is_draining and not self._has_drained and not self._engine.num_unfinished and not self._tokenizing:
             self._has_drained = True
             self._child.control.send(encode(Drained()))
 
+    def _send_step(self, pipeline: Pipeline, plan: NextPlan, plan_ns: int) -> int:
+        """Build a planned step and send it. Returns when that was done: the next one begins there."""
+        scheduled_ns = time.monotonic_ns()
+        step = pipeline.build(plan)
+        built_ns = time.monotonic_ns()
+        rank, header = pipeline.rank, step.header
+        frames = (encode(header), step.payload)
+        encoded_ns = time.monotonic_ns()
+        if step.admitted:
+            self._announce_admitted(rank, step, encoded_ns)  # before the step: the output process hears of them first
+        ipc.send_frames(self._to_workers[rank], frames)
+        sent_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+        self._stats.step_sent(rank, header.step_id, step.is_steady, cpu_ns, sent_ns)
+        self._spans.record(
+            _STEP_SENT,
+            header.step_id,
+            rank,
+            header.epoch,
+            plan_ns,
+            scheduled_ns,
+            built_ns,
+            encoded_ns,
+            sent_ns,
+            header.num_rows,
+            header.num_decode_rows,
+            header.num_tokens,
+            *pipeline.gauges,
+            pipeline.num_in_flight,
+        )
+        return sent_ns
+
+    def _announce_admitted(self, rank: int, step: PlannedStep, now_ns: int) -> None:
+        self._to_output.send(encode(admitted_message(step, now_ns)))
+        for request in step.admitted:
+            self._spans.record(
+                _REQUEST_ADMITTED,
+                request.key,
+                rank,
+                step.header.epoch,
+                step.header.step_id,
+                now_ns,
+                request.num_cached_tokens or 0,
+            )
+
     def _on_result(self, frames: list[bytes]) -> None:
+        received_ns = time.monotonic_ns()
         header = decode_from_worker(frames[0])
         if isinstance(header, WorkerReady):
-            self._add_worker(header.rank, header.num_blocks)
+            self._on_worker_ready(header)
             return
-        now_ns = time.monotonic_ns()
-        self._stats.result_received(header.rank, header.step_id, header.is_last, header.busy_ns, now_ns)
+        decoded_ns = time.monotonic_ns()
+        self._stats.result_received(header.rank, header.step_id, header.is_last, header.busy_ns, received_ns)
         assert self._engine is not None
-        self._engine.apply(header, np.frombuffer(frames[1], np.int32))
+        self._recent_results[header.rank].add(frames[0], frames[1])
+        num_finished = self._engine.apply(header, np.frombuffer(frames[1], np.int32))
+        self._spans.record(
+            _RESULT_APPLIED,
+            header.step_id,
+            header.rank,
+            header.epoch,
+            header.micro_step,
+            received_ns,
+            decoded_ns,
+            time.monotonic_ns(),
+            header.num_rows,
+            num_finished,
+        )
 
-    def _add_worker(self, rank: int, num_blocks: int) -> None:
+    def _on_worker_ready(self, ready: WorkerReady) -> None:
+        if self._engine is not None:
+            self._engine.restore_worker(ready.rank, ready.epoch)
+            return
         config = self._child.config
-        self._num_blocks_by_rank[rank] = num_blocks
+        rank, epoch = ready.rank, ready.epoch
+        self._num_blocks_by_rank[rank] = ready.num_blocks
         if len(self._num_blocks_by_rank) < config.worker.num_workers:
             return
         pipelines = [
-            _make_pipeline(self._child, self._parts, rank, count)
+            _make_pipeline(self._child, self._parts, rank, epoch, count)
             for rank, count in sorted(self._num_blocks_by_rank.items())
         ]
         smallest = min(self._num_blocks_by_rank.values())
         self._engine = Engine(self._parts, pipelines, _model_facts(self._child, smallest))
         self._child.say_ready({"num_blocks": sum(self._num_blocks_by_rank.values())})
+
+    def _on_worker_lost(self, rank: int) -> None:
+        """Its requests go on elsewhere. What it had sent is taken in first, and shown to the output process again: the
+        same bytes may not have got there.
+        """
+        self._results.drain()
+        if self._engine is None:
+            return
+        for frames in self._recent_results[rank].take_all():
+            ipc.send_frames(self._to_output, frames)
+        self._to_workers[rank].close(linger=0)  # with the steps that nobody will take
+        self._to_workers[rank] = self._connect_worker(rank)
+        self._stats.forget(rank)
+        for finish in self._engine.lose_worker(rank):
+            self._to_output.send(encode(finish))
+        self._pump()
 
     # --- clients
 
@@ -206,6 +296,7 @@ class Frontend:
         )
 
     def _on_submit(self, client: bytes, message: Submit, num_bytes: int) -> None:
+        received_ns = time.monotonic_ns()
         owner = (client, message.request_id)
         self._clients.add(client)
         try:
@@ -214,10 +305,10 @@ class Frontend:
             self._reject(client, message.request_id, error)
             return
         if body.is_prepared:
-            self._accept(client, message, body, Prepared(body.prompt_token_ids))
+            self._accept(client, message, body, Prepared(body.prompt_token_ids), received_ns)
             return
         self._tokenizing[owner] = False
-        self._tokenize.submit(body, lambda prepared: self._on_prepared(client, message, body, prepared))
+        self._tokenize.submit(body, lambda prepared: self._on_prepared(client, message, body, prepared, received_ns))
 
     def _check(self, owner: tuple[bytes, str], message: Submit, num_bytes: int) -> Any:
         if self._engine is None:
@@ -232,19 +323,25 @@ class Frontend:
         )
 
     def _on_prepared(
-        self, client: bytes, message: Submit, body: PromptBody, prepared: Prepared | ProcengineError
+        self,
+        client: bytes,
+        message: Submit,
+        body: PromptBody,
+        prepared: Prepared | ProcengineError,
+        received_ns: int,
     ) -> None:
         was_aborted = self._tokenizing.pop((client, message.request_id))
         if isinstance(prepared, ProcengineError):
             self._reject(client, message.request_id, prepared)
         else:
-            self._accept(client, message, body, prepared)
+            self._accept(client, message, body, prepared, received_ns)
             if was_aborted:
                 self._on_abort(client, message.request_id)
         self._loop.call_soon(self._pump)  # soon, not now: the rest of the batch joins the same step
 
-    def _accept(self, client: bytes, message: Submit, body: PromptBody, prepared: Prepared) -> None:
+    def _accept(self, client: bytes, message: Submit, body: PromptBody, prepared: Prepared, received_ns: int) -> None:
         assert self._engine is not None
+        prepared_ns = time.monotonic_ns()
         try:
             registers = self._engine.accept(
                 message.workflow, body, prepared, client, message.request_id, secrets.randbits(63)
@@ -252,8 +349,18 @@ class Frontend:
         except InvalidRequestError as error:
             self._reject(client, message.request_id, error)
             return
+        times = {"client_sent_ns": message.sent_ns, "received_ns": received_ns, "prepared_ns": prepared_ns}
         for register in registers:
-            self._to_output.send(encode(register))
+            self._to_output.send(encode(msgspec.structs.replace(register, **times)))
+            self._spans.record(
+                _REQUEST_ACCEPTED,
+                register.key,
+                *times.values(),
+                time.monotonic_ns(),
+                len(register.prompt_token_ids),
+                self._engine.rank_of(register.key),
+                *id_words(message.request_id),
+            )
 
     def _on_abort(self, client: bytes, request_id: str) -> None:
         if (client, request_id) in self._tokenizing:
@@ -293,6 +400,8 @@ class Frontend:
                 depth = (self._engine.num_unfinished if self._engine else 0) + len(self._tokenizing)
                 self._child.control.send(encode(ChildStats(query_id, state, depth)))
                 self._control.poke()
+            case WorkerLost(rank):
+                self._on_worker_lost(rank)
             case Drain(timeout_s):
                 self._is_draining = True
                 self._loop.call_later(timeout_s, self._abort_all)
@@ -316,6 +425,7 @@ class Frontend:
 
     def _stats_values(self) -> dict[str, Any]:
         values = self._stats.values(self._child.config.worker.num_workers)
+        values["num_unfinished"] = self._engine.num_unfinished if self._engine else 0
         for name in (field.name for field in dataclasses.fields(SchedulerCounters)):
             values[name] = sum(getattr(counters, name) for counters in self._counters())
         return values
@@ -330,7 +440,7 @@ class Frontend:
         return [planner.counters for pipeline in pipelines for planner in pipeline.planners.values()]
 
 
-def _make_pipeline(child: Child, parts: dict[str, FrontendParts], rank: int, num_blocks: int) -> Pipeline:
+def _make_pipeline(child: Child, parts: dict[str, FrontendParts], rank: int, epoch: int, num_blocks: int) -> Pipeline:
     scheduler, cache = child.config.scheduler, child.config.cache
     limits = SchedulerLimits(
         max_num_seqs=scheduler.max_num_seqs,
@@ -344,8 +454,9 @@ def _make_pipeline(child: Child, parts: dict[str, FrontendParts], rank: int, num
         decode_steps=scheduler.decode_steps,
         num_speculative_tokens=scheduler.num_speculative_tokens,
     )
-    planners = {name: part.planner(limits) for name, part in parts.items()}
-    return Pipeline(rank, planners, scheduler.async_depth)
+    return Pipeline(
+        rank, lambda: {name: part.planner(limits) for name, part in parts.items()}, scheduler.async_depth, epoch
+    )
 
 
 def _model_facts(child: Child, num_blocks: int) -> ModelFacts:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import uvloop
 import zmq
@@ -34,6 +36,7 @@ from procengine.messages import (
     Resync,
     Shutdown,
     TextStop,
+    WorkerLost,
     WorkerReady,
     decode_from_frontend,
     decode_from_output_peer,
@@ -42,11 +45,16 @@ from procengine.messages import (
     encode,
 )
 from procengine.postprocessor import Postprocessor, TakenItems
+from procengine.profiling.records import FINISH_CODES, RecordKind
 from procengine.tokenizer import Tokenizer
 from procengine.workflows import WORKFLOWS, load_part
 
 __all__ = ["main"]
 
+# Plain integers: looking a member of an enum up costs more than the record.
+_RESULT_TAKEN = int(RecordKind.RESULT_TAKEN)
+_FLUSHED = int(RecordKind.FLUSHED)
+_REQUEST_DONE = int(RecordKind.REQUEST_DONE)
 _NICENESS = 10  # when cores are scarce, text may be late; the loop that feeds the device may not
 
 
@@ -57,6 +65,9 @@ class Output:
         self._child = child
         self._on_end = on_end
         self._is_ending = False
+        self._spans = child.spans.writer("loop")
+        self._received_ns = 0  # the newest result
+        self._num_flushes = 0
         tokenizer = Tokenizer.load(child.config.model.tokenizer_path)
         self._postprocessors: dict[str, Postprocessor] = {
             name: load_part(WORKFLOWS[name].postprocess)(tokenizer) for name in child.config.model.workflows
@@ -78,44 +89,91 @@ class Output:
         return sum(postprocessor.num_unfinished for postprocessor in self._postprocessors.values())
 
     def _on_frontend(self, frames: list[bytes]) -> None:
+        if len(frames) > 1:  # of a worker that has died, perhaps before it could send it here too
+            self._take_result(frames)
+            return
         match decode_from_frontend(frames[0]):
             case Register(workflow=workflow) as register:
                 self._postprocessors[workflow].register(register)
-            case Admitted(keys, num_cached_tokens):
+            case Admitted(keys, num_cached_tokens, sent_ns):
                 for key, count in zip(keys, num_cached_tokens, strict=True):
                     for postprocessor in self._postprocessors.values():
-                        postprocessor.admit(key, count)
+                        postprocessor.admit(key, count, sent_ns)
             case Finish(key, finish_reason, error):
                 self._finish(key, finish_reason, error)
             case Replay(key, position, token_ids):
                 for postprocessor in self._postprocessors.values():
-                    postprocessor.replay(key, position, token_ids)
+                    self._ask_for(postprocessor.replay(key, position, token_ids))
 
     def _on_result(self, frames: list[bytes]) -> None:
+        self._registers.drain()  # what the frontend said before it sent this step is here, but maybe not taken in
+        self._take_result(frames)
+
+    def _take_result(self, frames: list[bytes]) -> None:
+        self._received_ns = received_ns = time.monotonic_ns()
         header = decode_from_worker(frames[0])
         if isinstance(header, WorkerReady):
             return
-        self._registers.drain()  # what the frontend said before it sent this step is here, but maybe not taken in
+        decoded_ns = time.monotonic_ns()
         gaps = self._postprocessors[header.workflow].take_result(header, np.frombuffer(frames[1], np.int32))
+        self._ask_for(gaps)
+        self._spans.record(
+            _RESULT_TAKEN,
+            header.step_id,
+            header.rank,
+            header.epoch,
+            header.micro_step,
+            received_ns,
+            decoded_ns,
+            time.monotonic_ns(),
+            header.num_rows,
+        )
+
+    def _ask_for(self, gaps: list[tuple[int, int]]) -> None:
         for key, position in gaps:
             self._to_frontend.send(encode(Resync(key, position)))
 
     def _flush(self) -> None:
         """Send what is new, one message a client."""
+        started_ns = time.monotonic_ns()
         items, self._last_items = self._last_items, TakenItems()
         for postprocessor in self._postprocessors.values():
-            taken = postprocessor.take_items()
-            for key in taken.text_stopped_keys:
-                self._to_frontend.send(encode(TextStop(key)))
-            for client, new in taken.items_by_client.items():
-                items.items_by_client.setdefault(client, []).extend(new)
-        for client, new in items.items_by_client.items():
-            if not ipc.send_routed(self._client_socket, client, encode(Outputs(new))):
-                self._drop_client(client)
-        if items.items_by_client:
-            self._clients.poke()
+            items.extend(postprocessor.take_items(self._received_ns))
+        for key in items.text_stopped_keys:
+            self._to_frontend.send(encode(TextStop(key)))
+        if items.items_by_client or items.ended:
+            self._deliver(items, started_ns)
         if self._is_ending and not self._num_unfinished:
             self._on_end()
+
+    def _deliver(self, items: TakenItems, started_ns: int) -> None:
+        detokenized_ns = time.monotonic_ns()
+        num_items = 0
+        for client, new in items.items_by_client.items():
+            num_items += len(new)
+            if not ipc.send_routed(self._client_socket, client, encode(Outputs(new, detokenized_ns))):
+                self._drop_client(client)
+        self._clients.poke()
+        delivered_ns = time.monotonic_ns()
+        num_clients = len(items.items_by_client)
+        self._spans.record(
+            _FLUSHED, self._num_flushes, started_ns, detokenized_ns, delivered_ns, num_items, num_clients
+        )
+        self._num_flushes += 1
+        for ended in items.ended:
+            *times, num_preemptions = msgspec.structs.astuple(ended.times)
+            self._spans.record(
+                _REQUEST_DONE,
+                ended.key,
+                *times,
+                detokenized_ns,
+                delivered_ns,
+                ended.num_prompt_tokens,
+                ended.num_cached_tokens,
+                ended.num_output_tokens,
+                num_preemptions,
+                FINISH_CODES.index(ended.finish_reason),
+            )
 
     def _finish(self, key: int, finish_reason: str, error: str | None) -> None:
         for postprocessor in self._postprocessors.values():
@@ -151,7 +209,7 @@ class Output:
                     return
                 self._is_ending = True
                 self._flush()  # results may still be on their way: the last one ends us
-            case Drain():  # draining is the frontend's business
+            case Drain() | WorkerLost():  # these are the frontend's business
                 pass
 
     def _end_all(self, error: str) -> None:

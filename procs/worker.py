@@ -10,8 +10,10 @@ import os
 import queue
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import zmq
@@ -31,12 +33,26 @@ from procengine.messages import (
     decode_step,
     encode,
 )
+from procengine.profiling.records import RecordKind
+from procengine.profiling.span_ring import SpanWriter
 from procengine.step_output import EmbedOutput, StepOutput, WorkerIdentity
 
 __all__ = ["main"]
 
-Step = tuple[StepInput | EmbedInput, NDArray[np.int32]]
 Output = StepOutput | EmbedOutput
+
+# Plain integers: looking a member of an enum up costs more than the record.
+_STEP_RUN = int(RecordKind.STEP_RUN)
+_RESULT_SENT = int(RecordKind.RESULT_SENT)
+
+
+class Step(NamedTuple):
+    """A step on its way to the device loop, and when it came."""
+
+    header: StepInput | EmbedInput
+    payload: NDArray[np.int32]
+    received_ns: int
+    decoded_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +66,7 @@ class _Device:
 
 def main(child: Child) -> None:
     """Load the model, say so, run steps until told to stop."""
-    identity = WorkerIdentity(child.rank, epoch=0)
+    identity = WorkerIdentity(child.rank, child.epoch)
     steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
     outputs: queue.SimpleQueue[Output | None] = queue.SimpleQueue()
     step_socket = ipc.bind(child.context, zmq.PULL, child.endpoint(f"steps-{child.rank}"))
@@ -62,12 +78,17 @@ def main(child: Child) -> None:
     to_frontend.send(encode(WorkerReady(child.rank, identity.epoch, device.num_blocks)))
     child.say_ready({"num_blocks": device.num_blocks, **device.facts})
 
-    sender = threading.Thread(target=_send_outputs, args=(outputs, identity, to_frontend, to_output), name="send")
+    sender = threading.Thread(
+        target=_send_outputs,
+        args=(outputs, identity, to_frontend, to_output, child.spans.writer("send")),
+        name="send",
+    )
     sender.start()
-    threading.Thread(target=_receive_steps, args=(step_socket, steps), name="receive", daemon=True).start()
+    receive_args = (step_socket, steps, identity.epoch)
+    threading.Thread(target=_receive_steps, args=receive_args, name="receive", daemon=True).start()
     threading.Thread(target=_obey_supervisor, args=(child, steps), name="control", daemon=True).start()
     try:
-        _device_loop(device, steps, outputs)
+        _device_loop(device, identity, steps, outputs, child.spans.writer("device"))
     finally:
         outputs.put(None)
         sender.join()
@@ -75,17 +96,42 @@ def main(child: Child) -> None:
 
 
 def _device_loop(
-    device: _Device, steps: queue.SimpleQueue[Step | None], outputs: queue.SimpleQueue[Output | None]
+    device: _Device,
+    identity: WorkerIdentity,
+    steps: queue.SimpleQueue[Step | None],
+    outputs: queue.SimpleQueue[Output | None],
+    spans: SpanWriter,
 ) -> None:
+    rank, epoch = identity.rank, identity.epoch
     while (step := steps.get()) is not None:
-        for output in device.run(*step):
+        header, payload, received_ns, decoded_ns = step
+        num_tokens = header.num_tokens
+        for output in device.run(header, payload):
             outputs.put(output)
+            num_rows, micro_step, times = output.keys.size, output.micro_step, output.times
+            spans.record(
+                _STEP_RUN,
+                header.step_id,
+                rank,
+                epoch,
+                micro_step,
+                received_ns,
+                decoded_ns,
+                *times,
+                num_rows,
+                num_tokens,
+            )
+            received_ns = decoded_ns = times.done_ns
+            num_tokens = num_rows  # of the next pass, if there is one: it may have fewer
 
 
-def _receive_steps(socket: zmq.Socket[bytes], steps: queue.SimpleQueue[Step | None]) -> None:
+def _receive_steps(socket: zmq.Socket[bytes], steps: queue.SimpleQueue[Step | None], epoch: int) -> None:
     while True:
-        header, payload = socket.recv_multipart()
-        steps.put((decode_step(header), np.frombuffer(payload, np.int32)))
+        frames = socket.recv_multipart()
+        received_ns = time.monotonic_ns()
+        header, payload = decode_step(frames[0]), np.frombuffer(frames[1], np.int32)
+        if header.epoch == epoch:  # else it was for a worker that is gone
+            steps.put(Step(header, payload, received_ns, time.monotonic_ns()))
 
 
 def _send_outputs(
@@ -93,12 +139,31 @@ def _send_outputs(
     identity: WorkerIdentity,
     to_frontend: zmq.Socket[bytes],
     to_output: zmq.Socket[bytes],
+    spans: SpanWriter,
 ) -> None:
+    clock = time.monotonic_ns
     while (output := outputs.get()) is not None:
-        header, payload = output.to_message(identity)
+        woken_ns = clock()
+        values: Any = output.wait()  # of the output's own kind
+        on_host_ns = clock()
+        header, payload = output.to_message(identity, values)
         frames = (encode(header), payload)
+        encoded_ns = clock()
         ipc.send_frames(to_frontend, frames)  # first: it is the one that feeds the device
+        sent_ns = clock()
         ipc.send_frames(to_output, frames)
+        spans.record(
+            _RESULT_SENT,
+            output.step_id,
+            identity.rank,
+            identity.epoch,
+            output.micro_step,
+            woken_ns,
+            on_host_ns,
+            encoded_ns,
+            sent_ns,
+            clock(),
+        )
 
 
 def _obey_supervisor(child: Child, steps: queue.SimpleQueue[Step | None]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +25,8 @@ from procengine.resolve import EngineArgs, resolve
 
 __all__ = ["RunningGroup", "joined"]
 
+_QUEUED_TIMEOUT_S = 60.0
+
 
 class RunningGroup:
     """One group for as long as the `with` block; whatever a process of it prints is in `log`."""
@@ -33,6 +37,7 @@ class RunningGroup:
         with ExitStack() as stack:
             self._log = stack.enter_context(tempfile.TemporaryFile())
             group = stack.enter_context(launch_group(self.config, log_to=self._log))
+            self.endpoint = group.endpoint
             self.client = stack.enter_context(Client(group.endpoint))
             self.pids = dict(find_group(group.endpoint).pids)
             self._salts = (f"salt {number}" for number in itertools.count())
@@ -61,6 +66,32 @@ class RunningGroup:
     def num_preemptions(self) -> int:
         """Since it was asked the last time."""
         return int(self.client.stats(reset=True)["num_preemptions"])
+
+    @contextmanager
+    def held_until_queued(self, num_requests: int) -> Iterator[None]:
+        """Inside, the workers stand still until the group has that many requests: however slowly they come on a loaded
+        machine, they run side by side.
+        """
+        pids = [pid for role, pid in self.pids.items() if role.startswith("worker")]
+        assert len(pids) == self.config.worker.num_workers
+        thread = threading.Thread(target=self._release_when_queued, args=(pids, num_requests))
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+
+    def _release_when_queued(self, pids: list[int], num_requests: int) -> None:
+        deadline_s = time.monotonic() + _QUEUED_TIMEOUT_S
+        try:
+            with Client(self.endpoint) as client:
+                while client.stats()["num_unfinished"] < num_requests and time.monotonic() < deadline_s:
+                    time.sleep(0.005)
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     def num_open_files(self) -> dict[str, int]:
         """Descriptors that each process holds."""

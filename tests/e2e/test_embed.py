@@ -141,7 +141,8 @@ def test_embedding_and_generation_at_the_same_time(group: RunningGroup, tiny_lla
     try:
         group.num_preemptions()
         for _ in range(2):
-            outputs = group.generate(case.prompts, case.params, cache_salt="beside embed")
+            with group.held_until_queued(2 * len(case.prompts)):  # those to embed included
+                outputs = group.generate(case.prompts, case.params, cache_salt="beside embed")
             answers = [(output.outputs[0].token_ids, output.outputs[0].finish_reason) for output in outputs]
             assert answers == case.expected
         assert group.num_preemptions() > 0

@@ -60,10 +60,12 @@ def check_crowded(group: RunningGroup, case: TinyCase) -> None:
     """All at once in a pool that holds a quarter of them: with a cold cache, then with the remains of that run."""
     everything, salt = list(range(len(case.prompts))), group.new_salt()
     group.num_preemptions()
-    cold, _ = run(group, case, everything, salt)
+    with group.held_until_queued(len(everything)):
+        cold, _ = run(group, case, everything, salt)
     assert cold == case.expected
     assert group.num_preemptions() > 0
-    warm, cached = run(group, case, everything[::-1], salt)  # the last ones first: they are still cached
+    with group.held_until_queued(len(everything)):
+        warm, cached = run(group, case, everything[::-1], salt)  # the last ones first: they are still cached
     assert warm == case.expected
     assert sum(cached) > 0
     assert group.num_preemptions() > 0

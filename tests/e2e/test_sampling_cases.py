@@ -269,7 +269,9 @@ def test_smp_08_penalties_survive_preemption_and_a_warm_cache(group: RunningGrou
     salt = group.new_salt()
     group.num_preemptions()
     for _ in range(2):  # the second time with a warm cache
-        assert token_ids(group.generate(prompts * 8, params * 8, cache_salt=salt)) == alone * 8
+        with group.held_until_queued(len(prompts) * 8):
+            outputs = group.generate(prompts * 8, params * 8, cache_salt=salt)
+        assert token_ids(outputs) == alone * 8
     assert group.num_preemptions() > 0
     for prompt, of_one, expected in zip(prompts, params, alone, strict=True):
         again = group.generate([prompt], of_one, cache_salt=salt)
@@ -281,10 +283,11 @@ def test_smp_08_penalties_survive_preemption_and_a_warm_cache(group: RunningGrou
         streamed[at] = joined(stream(group, prompts[at % 2], params[at % 2], salt + "s"))[1]
 
     threads = [threading.Thread(target=run, args=(at,)) for at in range(len(streamed))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with group.held_until_queued(len(threads)):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert streamed == alone * 6
     assert group.num_preemptions() > 0
 

@@ -58,10 +58,11 @@ def stream_all(group: RunningGroup, prompts: list[list[int]]) -> list[list[Strea
         results[at].extend(group.client.stream(prompts[at], greedy(_NUM_TOKENS), cache_salt=salt))
 
     threads = [threading.Thread(target=run, args=(at,)) for at in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with group.held_until_queued(len(prompts)):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     return results
 
 
@@ -77,7 +78,9 @@ def check_crowd(group: RunningGroup, crowd: Crowd) -> None:
     salt = group.new_salt()
     group.num_preemptions()
     for _ in range(2):
-        assert tokens_of(group.generate(crowd.prompts, greedy(_NUM_TOKENS), cache_salt=salt)) == crowd.alone
+        with group.held_until_queued(len(crowd.prompts)):
+            outputs = group.generate(crowd.prompts, greedy(_NUM_TOKENS), cache_salt=salt)
+        assert tokens_of(outputs) == crowd.alone
         assert group.num_preemptions() > 0
 
 

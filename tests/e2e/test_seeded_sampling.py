@@ -98,7 +98,8 @@ def test_in_every_mode_and_after_preemption(mode: Mode, seeded: Seeded, tiny_gro
 def check_crowd(group: RunningGroup, seeded: Seeded) -> None:
     """All of them four times, at once: more than two pools hold."""
     group.num_preemptions()
-    found = token_ids(group.generate(seeded.prompts * 4, seeded.params * 4))
+    with group.held_until_queued(len(seeded.prompts) * 4):
+        found = token_ids(group.generate(seeded.prompts * 4, seeded.params * 4))
     assert found == seeded.alone * 4
     assert group.num_preemptions() > 0
 

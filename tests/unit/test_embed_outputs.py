@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from procengine.embed_outputs import EmbedOutputs
-from procengine.messages import Embedding, EmbedResult, Register
-from procengine.step_output import EmbedOutput, WorkerIdentity
+from procengine.messages import Embedding, EmbedResult, Register, RequestTimes
+from procengine.step_output import EmbedOutput, PassTimes, WorkerIdentity
 from tests.tiny_tokenizers import byte_level
 
 
@@ -23,11 +23,13 @@ def register(key: int) -> Register:
 
 def result(*keys: int) -> tuple[EmbedResult, np.ndarray[tuple[int], np.dtype[np.int32]]]:
     vectors = np.array([[key, key + 0.5, -1] for key in keys], np.float32)
-    return EmbedOutput(0, np.array(keys, np.int64), lambda: vectors, 0).to_message(WorkerIdentity(0, 0))
+    output = EmbedOutput(0, np.array(keys, np.int64), lambda: vectors, PassTimes(0, 0, 0, 0))
+    return output.to_message(WorkerIdentity(0, 0), vectors)
 
 
 def answer(key: int) -> Embedding:
-    return Embedding(f"r{key}", np.array([key, key + 0.5, -1], "<f4").tobytes(), [key, key])
+    vector = np.array([key, key + 0.5, -1], "<f4").tobytes()
+    return Embedding(f"r{key}", vector, [key, key], times=RequestTimes())
 
 
 def test_every_vector_goes_to_its_client_in_one_message_each() -> None:
@@ -56,7 +58,7 @@ def test_vector_before_its_register_is_kept() -> None:
 
 def test_ended_request_gets_one_terminal_message_and_its_vector_is_dropped() -> None:
     embed = outputs(0, 3)
-    ended = Embedding("r0", b"", [0, 0], "error", "it broke")
+    ended = Embedding("r0", b"", [0, 0], "error", "it broke", RequestTimes())
     assert embed.finish(0, "error", "it broke") == (b"c0", [ended])
     assert embed.finish(0, "abort") is None
     embed.take_result(*result(0))

@@ -15,7 +15,7 @@ Message = Any
 # One message each with every field set: (message, its bytes as written on the wire).
 GOLDEN: list[tuple[Message, bytes]] = [
     (m.Hello(1), b"\x92\xa5hello\x01"),
-    (m.Submit("r", "generate", msgspec.Raw(b"\x80")), b"\x94\xa6submit\xa1r\xa8generate\x80"),
+    (m.Submit("r", "generate", msgspec.Raw(b"\x80"), 5), b"\x95\xa6submit\xa1r\xa8generate\x80\x05"),
     (m.Abort("r"), b"\x92\xa5abort\xa1r"),
     (m.GetStats(True), b"\x92\xa9get_stats\xc3"),
     (
@@ -42,23 +42,47 @@ GOLDEN: list[tuple[Message, bytes]] = [
                     16,
                     "e",
                     [None, m.TokenLogprobs((2,), (-1.5,), (3,))],
+                    m.RequestTimes(1, 2, 3, 4, 5, 6, 7),
                 ),
-                m.Embedding("s", b"\x00\x00\x80\x3f", [1], "stop", None),
-            ]
+                m.Embedding("s", b"\x00\x00\x80\x3f", [1], "stop", None, m.RequestTimes()),
+            ],
+            9,
         ),
-        b"\x92\xa7outputs\x92"
-        b"\x9c\xa5delta\xa1r\x00\xa2\xc3\xa9\x91\x05\xa4stop\x07\x91\x93\x91\x05\x91\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x01"
+        b"\x93\xa7outputs\x92"
+        b"\x9d\xa5delta\xa1r\x00\xa2\xc3\xa9\x91\x05\xa4stop\x07\x91\x93\x91\x05\x91\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x01"
         b"\x92\x01\x02\x10\xa1e\x92\xc0\x93\x91\x02\x91\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x91\x03"
-        b"\x96\xa9embedding\xa1s\xc4\x04\x00\x00\x80\x3f\x91\x01\xa4stop\xc0",
+        b"\x97\x01\x02\x03\x04\x05\x06\x07"
+        b"\x97\xa9embedding\xa1s\xc4\x04\x00\x00\x80\x3f\x91\x01\xa4stop\xc0\x97\x00\x00\x00\x00\x00\x00\x00\x09",
     ),
     (
         m.Register(
-            3, b"c", "r", 1, "generate", [1, 2], 9, (2,), ("x",), True, False, (2,), 5, 7, 1, False, True, "final", 4
+            3,
+            b"c",
+            "r",
+            1,
+            "generate",
+            [1, 2],
+            9,
+            (2,),
+            ("x",),
+            True,
+            False,
+            (2,),
+            5,
+            7,
+            1,
+            False,
+            True,
+            "final",
+            4,
+            5,
+            6,
+            7,
         ),
-        b"\xdc\x00\x14\xa8register\x03\xc4\x01c\xa1r\x01\xa8generate\x92\x01\x02\x09\x91\x02\x91\xa1x\xc3\xc2\x91\x02\x05"
-        b"\x07\x01\xc2\xc3\xa5final\x04",
+        b"\xdc\x00\x17\xa8register\x03\xc4\x01c\xa1r\x01\xa8generate\x92\x01\x02\x09\x91\x02\x91\xa1x\xc3\xc2\x91\x02\x05"
+        b"\x07\x01\xc2\xc3\xa5final\x04\x05\x06\x07",
     ),
-    (m.Admitted([3, 4], [16, 0]), b"\x93\xa8admitted\x92\x03\x04\x92\x10\x00"),
+    (m.Admitted([3, 4], [16, 0], 9), b"\x94\xa8admitted\x92\x03\x04\x92\x10\x00\x09"),
     (m.Finish(3, "error", "why"), b"\x94\xa6finish\x03\xa5error\xa3why"),
     (m.Replay(3, 9, [5, 6]), b"\x94\xa6replay\x03\x09\x92\x05\x06"),
     (m.TextStop(3), b"\x92\xa9text_stop\x03"),
@@ -84,6 +108,7 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.ChildStats(7, "ready", 3), b"\x94\xabchild_stats\x07\xa5ready\x03"),
     (m.Drain(1.5), b"\x92\xa5drain\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"),
     (m.Drained(), b"\x91\xa7drained"),
+    (m.WorkerLost(1, 2), b"\x93\xabworker_lost\x01\x02"),
     (m.Shutdown("why"), b"\x92\xa8shutdown\xa3why"),
     (m.GetStatus(), b"\x91\xaaget_status"),
     (
@@ -101,7 +126,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], Message], set[type]]] = {
     "output": (m.decode_from_output, {m.TextStop, m.ClientGone, m.Resync}),
     "step": (m.decode_step, {m.StepInput, m.EmbedInput}),
     "worker": (m.decode_from_worker, {m.WorkerReady, m.StepResult, m.EmbedResult}),
-    "supervisor": (m.decode_from_supervisor, {m.Query, m.Drain, m.Shutdown}),
+    "supervisor": (m.decode_from_supervisor, {m.Query, m.Drain, m.WorkerLost, m.Shutdown}),
     "control_peer": (m.decode_from_control_peer, {m.Ready, m.Failed, m.ChildStats, m.Drained, m.GetStatus}),
     "status": (m.decode_status, {m.Status}),
 }
@@ -109,6 +134,8 @@ DECODERS: dict[str, tuple[Callable[[bytes], Message], set[type]]] = {
 # Fields that a peer of an older version leaves out, and what they mean then.
 WITHOUT_TRAILING_FIELDS: list[tuple[str, list[Any], Message]] = [
     ("client", ["get_stats"], m.GetStats(False)),
+    ("client", ["submit", "r", "embed", {}], m.Submit("r", "embed", msgspec.Raw(b"\x80"), 0)),
+    ("frontend", ["admitted", [3], [0]], m.Admitted([3], [0], 0)),
     (
         "to_client",
         ["welcome", 1, "g", "m", "ipc://o", 256, 1000, ["generate"], 4096],
@@ -145,7 +172,7 @@ def test_every_message_has_golden_bytes_and_a_decoder() -> None:
     public = {
         value for name in m.__all__ if isinstance(value := getattr(m, name), type) and issubclass(value, msgspec.Struct)
     }
-    inside_others = {m.Delta, m.Embedding, m.TokenLogprobs, m.ProcessStatus}
+    inside_others = {m.Delta, m.Embedding, m.RequestTimes, m.TokenLogprobs, m.ProcessStatus}
     assert public - inside_others == {type(message) for message, _ in GOLDEN}
     assert public - inside_others == set().union(*(kinds for _, kinds in DECODERS.values()))
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from procengine.messages import Delta, Embedding, TokenLogprobs
+import msgspec
+import pytest
+
+from procengine.messages import Delta, Embedding, RequestTimes, TokenLogprobs
 from procengine.outputs import (
     CompletionOutput,
     EmbeddingOutput,
@@ -13,6 +16,7 @@ from procengine.outputs import (
     StreamDelta,
     collect_deltas,
     collect_embedding,
+    request_metrics,
     stream_delta,
 )
 
@@ -106,3 +110,32 @@ def test_stream_delta_shows_what_callers_need() -> None:
 def test_embedding_bytes_become_floats() -> None:
     message = Embedding("e", struct.pack("<3f", 0.5, -0.25, 0.0), [1, 2])
     assert collect_embedding(message) == EmbeddingOutput("e", [0.5, -0.25, 0.0], [1, 2])
+
+
+# --- times
+
+
+MS = 10**6
+
+
+@pytest.mark.parametrize(
+    ("times", "delivered", "arrived", "stages"),
+    [
+        ((1, 2, 4, 7, 11, 16), 22, 29, (1, 2, 3, 4, 5, 6, 7)),
+        ((0, 2, 4, 7, 11, 16), 22, 29, (0, 2, 3, 4, 5, 6, 7)),  # a client that did not say when
+        ((1, 2, 4, 0, 0, 0), 22, 29, (1, 2, 0, 0, 0, 18, 7)),  # aborted in the queue
+        ((1, 2, 4, 7, 11, 11), 22, 0, (1, 2, 3, 4, 0, 11, 0)),  # nobody noted when it came
+    ],
+)
+def test_stages_add_up(times: tuple[int, ...], delivered: int, arrived: int, stages: tuple[int, ...]) -> None:
+    reached = msgspec.structs.replace(RequestTimes(*(at * MS for at in times)), num_preemptions=3)
+    found = request_metrics(reached, delivered * MS, arrived * MS)
+    assert msgspec.structs.astuple(found) == (*stages, sum(stages), 3)
+
+
+def test_the_times_of_the_choice_that_ended_last_are_the_requests() -> None:
+    ends = [Delta("r", at, "", [4], "stop", times=RequestTimes(1, 1, 1, 1, 1, at * MS)) for at in (2, 1)]
+    metrics = collect_deltas("r", None, [FIRST, *ends], 3 * MS, 4 * MS).metrics
+    assert metrics is not None
+    assert (metrics.detokenize_ms, metrics.deliver_ms) == (2.0, 1.0)
+    assert stream_delta(ends[1], 3 * MS, 4 * MS).metrics == metrics

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
-from procengine.pipeline import Pipeline, PlannedStep
+from procengine.pipeline import Gauges, Pipeline, PlannedStep
 from procengine.scheduler.counters import SchedulerCounters
 
 NONE = np.zeros(0, np.int32)
@@ -33,13 +33,24 @@ class FakePlanner:
     def add(self, request: Any) -> None: ...
     def finish(self, request: Any) -> None: ...
 
+    def take_all(self) -> list[Any]:
+        return []
+
     def take_failed(self) -> list[tuple[Any, str]]:
         return []
 
-    def plan_step(self, step_id: int, epoch: int) -> PlannedStep | None:
+    @property
+    def gauges(self) -> Gauges:
+        return Gauges(self.num_steps, 2, 3)
+
+    def plan(self) -> str | None:
         if not self.num_steps:
             return None
         self.num_steps -= 1
+        return self.name
+
+    def build(self, plan: str, step_id: int, epoch: int) -> PlannedStep:
+        assert plan == self.name
         if self.name == "embed":
             return PlannedStep(EmbedInput(step_id, epoch, 1, 1, 1, ()), NONE, f"embed-{step_id}", [], False)
         header = StepInput(step_id, epoch, 1, 1, 1, 1, self.passes, 1, 1, 0, -1, ())
@@ -51,7 +62,7 @@ class FakePlanner:
 
 
 def pipeline(*planners: FakePlanner, depth: int = 2, epoch: int = 0) -> Pipeline:
-    return Pipeline(0, {planner.name: planner for planner in planners}, depth, epoch)
+    return Pipeline(0, lambda: {planner.name: planner for planner in planners}, depth, epoch)
 
 
 def names(pipe: Pipeline) -> list[str]:

@@ -55,7 +55,7 @@ class Engine:
     def __init__(self, model: LlamaModel, *, depth: int = 2, processors: Sequence[Any] = (), **changes: Any) -> None:
         own = limits(**{"block_size": 4, "max_model_len": 128, "num_blocks": 128, **changes})
         self.planner = GeneratePlanner(own)
-        self.pipeline = Pipeline(0, {"generate": self.planner}, depth)
+        self.pipeline = Pipeline(0, lambda: {"generate": self.planner}, depth)
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[tuple[list[int], list[float], list[int]]]] = {}
         self.prompt: dict[int, dict[int, tuple[list[int], list[float], list[int]]]] = {}
@@ -85,7 +85,7 @@ class Engine:
             while (step := self.pipeline.next_step()) is not None:
                 assert isinstance(step.header, StepInput)
                 for output in self.runner.run(step.header, step.payload.copy()):
-                    results.append(output.to_message(WorkerIdentity(0, 0)))
+                    results.append(output.to_message(WorkerIdentity(0, 0), output.wait()))
             if not results:
                 break
             header, payload = results.popleft()

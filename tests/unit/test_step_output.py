@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from procengine.step_output import (
     Logprobs,
+    PassTimes,
     PromptLogprobs,
     SampledTokens,
     StepOutput,
@@ -58,8 +59,8 @@ def test_only_what_counts_is_sent_and_logprobs_follow_their_rows() -> None:
             np.array([[1], [6]], np.int32),
         ),
     )
-    output = StepOutput(3, 0, True, keys, np.array([7, 8, 9, 4, 5], np.int32), lambda: tokens, 11)
-    header, payload = output.to_message(WorkerIdentity(1, 2))
+    output = StepOutput(3, 0, True, keys, np.array([7, 8, 9, 4, 5], np.int32), lambda: tokens, PassTimes(1, 2, 3, 12))
+    header, payload = output.to_message(WorkerIdentity(1, 2), output.wait())
     assert (header.rank, header.epoch, header.step_id, header.num_rows, header.busy_ns) == (1, 2, 3, 4, 11)
     sections = cut_sections(RESULT_SECTIONS, header.sizes, payload)
     assert join_int64(sections["key_words"]).tolist() == [4, 4, 5, 2**40]
@@ -76,6 +77,6 @@ def test_only_what_counts_is_sent_and_logprobs_follow_their_rows() -> None:
 
 def test_pass_without_samples_is_an_empty_result() -> None:
     none = np.zeros(0, np.int32)
-    output = StepOutput(3, 0, True, np.zeros(0, np.int64), none, lambda: SampledTokens(none), 0)
-    header, payload = output.to_message(WorkerIdentity(0, 0))
+    output = StepOutput(3, 0, True, np.zeros(0, np.int64), none, lambda: SampledTokens(none), PassTimes(0, 0, 0, 0))
+    header, payload = output.to_message(WorkerIdentity(0, 0), output.wait())
     assert (header.num_rows, payload.size, set(header.sizes)) == (0, 0, {0})

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from procengine.messages import Delta, Register, StepResult
+from procengine.messages import Delta, Register, RequestTimes, StepResult
 from procengine.postprocessor import Item
-from procengine.step_output import Logprobs, PromptLogprobs, SampledTokens, StepOutput, WorkerIdentity
+from procengine.step_output import Logprobs, PassTimes, PromptLogprobs, SampledTokens, StepOutput, WorkerIdentity
 from procengine.stopping import NOT_FINISHED
 from procengine.text_outputs import TextOutputs
 from tests.tiny_tokenizers import byte_level
@@ -59,8 +59,9 @@ def result(
         shown = np.repeat(tokens[at][:, None], width, axis=1)
         values = np.repeat(-positions[at][:, None].astype(np.float32), width, axis=1)
         logprobs = Logprobs(at, shown, values, np.ones(shown.shape, np.int32))
-    output = StepOutput(0, 0, True, keys, positions, lambda: SampledTokens(tokens, None, logprobs, prompt), 0)
-    return output.to_message(WorkerIdentity(0, 0))
+    sampled = SampledTokens(tokens, None, logprobs, prompt)
+    output = StepOutput(0, 0, True, keys, positions, lambda: sampled, PassTimes(0, 0, 0, 0))
+    return output.to_message(WorkerIdentity(0, 0), sampled)
 
 
 class Client:
@@ -413,7 +414,7 @@ def test_abort_before_the_first_token_brings_the_prompt_and_no_text() -> None:
     ended = client.outputs.finish(0, "error", "it broke")
     assert ended is not None
     client.add(ended[1])
-    assert client.end() == Delta("r0", 0, "", [], "error", None, None, PROMPT, None, "it broke")
+    assert client.end() == Delta("r0", 0, "", [], "error", None, None, PROMPT, None, "it broke", times=RequestTimes())
 
 
 @pytest.mark.parametrize(

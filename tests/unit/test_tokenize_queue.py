@@ -9,6 +9,7 @@ import pytest
 
 from procengine.chat_template import ChatTemplate
 from procengine.errors import InvalidRequestError, ProcengineError
+from procengine.profiling.span_ring import SpanArena
 from procengine.sampling_params import SamplingParams
 from procengine.structured import GrammarCompiler
 from procengine.token_bounds import longest_token_bytes
@@ -39,7 +40,7 @@ def prepared(tokenizer: Tokenizer, *bodies: PromptBody) -> list[Prepared | Proce
         loop = asyncio.get_running_loop()
         template = ChatTemplate("{{ messages[0].content }}")
         compiler = GrammarCompiler(tokenizer.backend.to_str(), ())
-        queue = TokenizeQueue(loop, tokenizer, template, compiler, 5.0, CONTEXT)
+        queue = TokenizeQueue(loop, tokenizer, template, compiler, 5.0, CONTEXT, SpanArena(None).writer("tokenize"))
         futures: list[asyncio.Future[Prepared | ProcengineError]] = [loop.create_future() for _ in bodies]
         for body, future in zip(bodies, futures, strict=True):
             queue.submit(body, future.set_result)
