@@ -27,6 +27,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     pids: dict[str, int] = {}
     run_dir: str = ""
+    num_blocks: int = 0  # KV blocks of all workers together
     is_private: bool = False  # launched by a program for itself: found by name, never as "the only running group"
 
 

@@ -36,6 +36,8 @@ _COMMANDS: Final = {
     "ps": _Command("procengine.cli.ps", "show every process of the running groups"),
     "pull": _Command("procengine.cli.pull", "fetch a model"),
     "bench": _Command("procengine.cli.bench", "measure throughput or latency"),
+    "trace": _Command("procengine.cli.trace", "write what a running group does to a trace file"),
+    "profile": _Command("procengine.cli.profile", "show where the time of a running group goes, or of one under load"),
 }
 
 

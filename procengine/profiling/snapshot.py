@@ -69,12 +69,13 @@ class SpanTables:
             tables[kind] = Table(kind, joined[joined[:, 0] == kind][:, 1 : 2 + len(columns)])
         return cls(tables, num_lost)
 
-    def joined(self, later: SpanTables) -> SpanTables:
+    def joined(self, *later: SpanTables) -> SpanTables:
         """These and what was read after them."""
         tables = {
-            kind: Table(kind, np.concatenate((table.rows, later[kind].rows))) for kind, table in self.tables.items()
+            kind: Table(kind, np.concatenate((table.rows, *(part[kind].rows for part in later))))
+            for kind, table in self.tables.items()
         }
-        return SpanTables(tables, self.num_lost + later.num_lost)
+        return SpanTables(tables, self.num_lost + sum(part.num_lost for part in later))
 
 
 @dataclass(slots=True)
@@ -99,6 +100,11 @@ class SpanReader:
                 since[ring.thread] = ring.end
                 records.append(ring.records)
         return SpanTables.of(records, num_lost)
+
+    @property
+    def num_processes(self) -> int:
+        """Processes whose memory was found so far. None: the group keeps no spans."""
+        return len(self._since)
 
     def skip(self) -> None:
         """Begin here: what was written so far is not wanted."""

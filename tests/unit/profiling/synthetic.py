@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from procengine.profiling.span_ring import RECORD_WORDS
 
 __all__ = ["Recorder", "random_run"]
 
-MIN_HOP_NS, MAX_HOP_NS = 10, 200
+MAX_HOP_NS = 200
 
 
 @dataclass
@@ -82,65 +83,96 @@ class Recorder:
         return SpanTables.of([np.array(self.records, np.int64).reshape(-1, RECORD_WORDS)], num_lost)
 
 
+class _Run:
+    """A frontend and an output process of one thread each, workers of three, and a clock for each thread."""
+
+    def __init__(self, seed: int, num_workers: int) -> None:
+        self.draw = random.Random(seed)
+        self.recorder = Recorder()
+        start = self.draw.randint(10**6, 10**9)
+        self.frontend = self.output = start
+        self.receiver, self.device, self.sender = ([start] * num_workers for _ in range(3))
+        self.under_way: list[list[_Waiting]] = [[] for _ in range(num_workers)]
+        self.num_requests = self.num_flushes = 0
+
+    def after(self, *times: int, most: int = 100) -> int:
+        return max(times) + self.draw.randint(0, most)
+
+    def chain(self, first: int, count: int, most: int = 100) -> list[int]:
+        """`first` and `count` times behind it."""
+        times = [first]
+        for _ in range(count):
+            times.append(self.after(times[-1], most=most))
+        return times
+
+    def admit(self, rank: int, step_id: int) -> None:
+        """A request comes and finds nothing running."""
+        received = self.after(self.frontend, most=3000)
+        prepared = self.after(received, most=500)
+        self.frontend = accepted = self.after(prepared, most=20)
+        key, self.num_requests = self.num_requests, self.num_requests + 1
+        times = {"client_sent_ns": received - 30, "received_ns": received, "prepared_ns": prepared}
+        self.recorder.accept(key, f"request-{key}", **times, accepted_ns=accepted, rank=rank)
+        self.recorder.add(RecordKind.REQUEST_ADMITTED, key, rank=rank, step_id=step_id, sent_ns=accepted)
+
+    def step(self, rank: int, step_id: int) -> None:
+        planned = self.chain(self.after(self.frontend), 4)
+        self.frontend = planned[-1]
+        # Who sends may read the clock late.
+        received = self.after(max(planned[-1] - 5, planned[-2]), self.receiver[rank], most=MAX_HOP_NS)
+        self.receiver[rank] = decoded = self.after(received, most=10)
+        for micro_step in range(self.draw.randint(1, 2)):
+            run = [received, decoded, *self.chain(self.after(decoded, self.device[rank]), 3, most=300)]
+            self.device[rank] = received = decoded = run[-1]
+            back = self.chain(self.after(run[-1], self.sender[rank]), 4)
+            self.sender[rank] = back[-1]
+            taken = self.chain(self.after(back[-1], self.output, most=MAX_HOP_NS), 2)
+            self.output = taken[-1]
+            if self.draw.random() < 0.7:
+                self.flush()
+            self.under_way[rank].append(_Waiting(step_id, micro_step, planned, run, back, taken))
+
+    def flush(self) -> None:
+        times = self.chain(self.output, 2)
+        self.output = times[-1]
+        names = ("started_ns", "detokenized_ns", "delivered_ns")
+        self.recorder.add(RecordKind.FLUSHED, self.num_flushes, **dict(zip(names, times, strict=True)))
+        self.num_flushes += 1
+
+    def apply(self, rank: int, keeps: int) -> None:
+        """Take results in until `keeps` are left on their way."""
+        while len(self.under_way[rank]) > keeps:
+            one = self.under_way[rank].pop(0)
+            applied = self.chain(self.after(one.back[3], self.frontend, most=MAX_HOP_NS), 2)
+            self.frontend = applied[-1]
+            times = [*one.planned, *one.run, *one.back, *applied, *one.taken]
+            self.recorder.one_pass(one.step_id, times, rank=rank, micro_step=one.micro_step)
+
+
+class _Waiting(NamedTuple):
+    step_id: int
+    micro_step: int
+    planned: list[int]
+    run: list[int]
+    back: list[int]
+    taken: list[int]
+
+
 def random_run(seed: int, num_steps: int = 12, num_workers: int = 2) -> SpanTables:
-    """What a group with some workers might write: steps of one or two passes, at depth one or two, requests that come
-    and go, records in an order that no process would mind. All times are those of some possible run.
-    """
-    draw = random.Random(seed)
-    recorder, clock = Recorder(), draw.randint(10**6, 10**9)
-    key = 0
+    """What a group might write: steps of one or two passes, planned before or after results are back, and requests
+    that come when nothing runs. Records of passes are in no order."""
+    run = _Run(seed, num_workers)
+    for step_id in range(num_steps):
+        for rank in range(num_workers):
+            run.apply(rank, keeps=run.draw.randint(0, 2))
+            if run.draw.random() < 0.3:
+                run.apply(rank, keeps=0)
+                run.admit(rank, step_id)
+            run.step(rank, step_id)
     for rank in range(num_workers):
-        now = clock
-        worker_free = sender_free = frontend_free = output_free = now
-        for step_id in range(num_steps):
-
-            def after(*times: int, most: int = 100) -> int:
-                return max(times) + draw.randint(0, most)
-
-            if draw.random() < 0.3:  # a request comes, and finds nothing running
-                received = after(frontend_free, most=3000)
-                recorder.accept(
-                    key,
-                    f"request-{key}",
-                    client_sent_ns=max(received - draw.randint(0, 100), 1),
-                    received_ns=received,
-                    prepared_ns=(prepared := received + draw.randint(0, 500)),
-                    accepted_ns=(accepted := prepared + draw.randint(0, 20)),
-                    rank=rank,
-                )
-                plan = after(accepted)
-                recorder.add(RecordKind.REQUEST_ADMITTED, key, rank=rank, step_id=step_id, sent_ns=plan)
-                key += 1
-            else:
-                plan = after(frontend_free)
-            sent_times = [plan]
-            for _ in range(4):
-                sent_times.append(after(sent_times[-1]))
-            received = sent_times[-1] + draw.randint(-5, MAX_HOP_NS)  # who sends may read the clock late
-            received = max(received, sent_times[-2])
-            decoded = after(received, most=10)
-            num_passes, applied = draw.randint(1, 2), [0]
-            for micro_step in range(num_passes):
-                started = after(decoded, worker_free)
-                run = [received, decoded, started]
-                for _ in range(3):
-                    run.append(after(run[-1], most=300))
-                worker_free = run[-1]
-                back = [after(worker_free, sender_free)]
-                for _ in range(4):
-                    back.append(after(back[-1]))
-                sender_free = back[-1]
-                applied = [after(back[3], frontend_free if draw.random() < 0.5 else 0, most=MAX_HOP_NS)]
-                taken = [after(back[4], output_free, most=MAX_HOP_NS)]
-                for _ in range(2):
-                    applied.append(after(applied[-1]))
-                    taken.append(after(taken[-1]))
-                output_free = taken[-1]
-                recorder.one_pass(
-                    step_id, [*sent_times, *run, *back, *applied, *taken], rank=rank, micro_step=micro_step
-                )
-                received = decoded = worker_free
-            # Depth 1 waits for the result, depth 2 goes on.
-            frontend_free = applied[-1] if draw.random() < 0.5 else sent_times[-1]
-    draw.shuffle(recorder.records)
-    return recorder.tables()
+        run.apply(rank, keeps=0)
+    records = run.recorder.records
+    is_ordered = [row[0] == RecordKind.FLUSHED for row in records]
+    shuffled = [row for row, stays in zip(records, is_ordered, strict=True) if not stays]
+    run.draw.shuffle(shuffled)
+    return Recorder(shuffled + [row for row, stays in zip(records, is_ordered, strict=True) if stays]).tables()

@@ -1,0 +1,113 @@
+"""`Recording`: reads a running group's spans, often enough that none is overwritten.
+
+Owns: the clock, and what happens when the group ends meanwhile. Never does: disturb the group, or join anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from procengine.child_process import cpu_seconds
+from procengine.errors import ConfigError, GroupNotFoundError
+from procengine.groups import GroupInfo, find_group, is_gone
+from procengine.profiling.capture import Capture, GroupFacts
+from procengine.profiling.records import RecordKind
+from procengine.profiling.snapshot import SpanReader, SpanTables
+
+__all__ = ["READ_EVERY_S", "Recording", "record_for"]
+
+READ_EVERY_S: Final = 0.25  # a ring of 16384 records takes more than a second at 5000 steps a second
+# Of the time before the recording: which request a key is, and when it was admitted.
+_FROM_BEFORE: Final = (RecordKind.REQUEST_ACCEPTED, RecordKind.REQUEST_ADMITTED)
+
+
+class Recording:
+    """Begins when it is made. Call `read` every `READ_EVERY_S` until it says no, or as long as you like."""
+
+    def __init__(self, group: GroupInfo, *, includes_past: bool = False) -> None:
+        """`includes_past`: begin with what the rings still hold.
+
+        Raises:
+            ConfigError: the group keeps no spans, is another user's, or runs on another machine.
+            GroupNotFoundError: it has just ended.
+        """
+        if "supervisor" not in group.pids:
+            raise ConfigError(
+                f"group {group.name}: only a group on this machine can be read, and not before it is ready"
+            )
+        self._group = group
+        self._reader = SpanReader(group.pids["supervisor"])
+        self._parts = [self._first_read(includes_past)]
+        self._began_ns = time.monotonic_ns()
+        self._cpu_s = self._cpu_seconds()
+        self._last_cpu_s = self._cpu_s
+        self._cut_short = ""
+
+    def _first_read(self, includes_past: bool) -> SpanTables:
+        try:
+            past = self._reader.read()
+        except PermissionError as error:
+            raise ConfigError(f"group {self._group.name}: it belongs to another user ({error})") from error
+        except OSError as error:
+            raise GroupNotFoundError(f"group {self._group.name} has just ended ({error})") from error
+        if not self._reader.num_processes:
+            raise ConfigError(f"group {self._group.name} keeps no spans: it was started with --span-records 0")
+        if includes_past:
+            return past
+        tables = SpanTables.of([]).tables | {kind: past[kind] for kind in _FROM_BEFORE}
+        return SpanTables(tables)
+
+    def read(self) -> bool:
+        """Take in what is new. False: the group is gone, and nothing more will come."""
+        if self._cut_short:
+            return False
+        try:
+            self._parts.append(self._reader.read())
+            is_over = is_gone(self._group)
+        except OSError:
+            is_over = True
+        if is_over:
+            self._cut_short = self._say_gone()
+            return False
+        self._last_cpu_s = self._cpu_seconds()
+        return True
+
+    def stop(self) -> Capture:
+        """All that was read."""
+        self.read()
+        group = self._group
+        return Capture(
+            GroupFacts(group.name, group.model, dict(group.pids), group.num_blocks),
+            self._began_ns,
+            time.monotonic_ns(),
+            self._parts[0].joined(*self._parts[1:]),
+            {name: max(self._last_cpu_s[name] - used_s, 0.0) for name, used_s in self._cpu_s.items()},
+            self._cut_short,
+        )
+
+    def _cpu_seconds(self) -> dict[str, float]:
+        return {name: cpu_seconds(pid) for name, pid in self._group.pids.items()}
+
+    def _say_gone(self) -> str:
+        after_s = (time.monotonic_ns() - self._began_ns) / 1e9
+        text = f"group {self._group.name} ended after {after_s:.1f} s; what it noted until then is shown"
+        try:
+            find_group(self._group.name)
+        except GroupNotFoundError:
+            return text
+        return f"{text}. It was started anew: run the command again for the new one"
+
+
+def record_for(recording: Recording, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Capture:
+    """Read until `seconds` are over, the group is gone, or the user presses Ctrl-C, which keeps what there is."""
+    deadline_s = time.monotonic() + seconds
+    try:
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            sleep(min(READ_EVERY_S, left_s))
+            if not recording.read():
+                break
+    except KeyboardInterrupt:
+        pass
+    return recording.stop()
