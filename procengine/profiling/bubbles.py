@@ -20,7 +20,7 @@ from procengine.profiling.records import RecordKind
 from procengine.profiling.snapshot import SpanTables
 from procengine.profiling.steps import Passes
 
-__all__ = ["CAUSES", "CAUSE_HELP", "Bubbles", "find_bubbles", "overlap_share"]
+__all__ = ["CAUSES", "CAUSE_HELP", "Bubbles", "busy_until", "find_bubbles", "overlap_share"]
 
 Int64s = NDArray[np.int64]
 
@@ -154,13 +154,13 @@ def overlap_share(passes: Passes) -> float | None:
         own = passes.of_rank(rank)
         steps = own.where((own["micro_step"] == 0) & (own["plan_ns"] >= own["started_ns"][0]))
         planned_ns += int((steps["sent_ns"] - steps["plan_ns"]).sum())
-        busy_ns = _busy_until(own, steps["sent_ns"]) - _busy_until(own, steps["plan_ns"])
+        busy_ns = busy_until(own, steps["sent_ns"]) - busy_until(own, steps["plan_ns"])
         overlapped_ns += int(busy_ns.sum())
     return overlapped_ns / planned_ns if planned_ns else None
 
 
-def _busy_until(own: Passes, times_ns: Int64s) -> Int64s:
-    """How long the worker was busy from its first pass up to each of these times."""
+def busy_until(own: Passes, times_ns: Int64s) -> Int64s:
+    """How long a worker was busy from its first pass up to each of these times, ns. `own` are its passes."""
     started, done = own["started_ns"], own["done_ns"]
     before_ns = np.concatenate(([0], np.cumsum(done - started)))
     at = np.searchsorted(started, times_ns, side="right")  # passes that began by then

@@ -18,7 +18,7 @@ from procengine.profiling.requests import Requests, finished_requests, unfinishe
 from procengine.profiling.snapshot import SpanTables, Table
 from procengine.profiling.steps import Passes, join_passes
 
-__all__ = ["Capture", "GroupFacts", "Joined", "join_capture", "only_request"]
+__all__ = ["Capture", "GroupFacts", "Joined", "join_capture", "only_passes", "only_request"]
 
 _MOST_IDS_SHOWN: Final = 5
 
@@ -46,6 +46,7 @@ class Capture:
         began_ns, ended_ns: CLOCK_MONOTONIC.
         cpu_s: CPU seconds that each process used meanwhile.
         cut_short: why the capture ended before its time; "" if it did not.
+        open_since_ns: of requests that were accepted before, it is not known whether they ended before the capture.
     """
 
     group: GroupFacts
@@ -54,6 +55,7 @@ class Capture:
     tables: SpanTables
     cpu_s: dict[str, float]
     cut_short: str = ""
+    open_since_ns: int = 0
 
     @property
     def seconds(self) -> float:
@@ -80,12 +82,13 @@ def join_capture(capture: Capture) -> Joined:
     """Join all that is complete in the capture."""
     tables = capture.tables
     passes = join_passes(tables)
+    unfinished = unfinished_requests(tables, capture.ended_ns)
     return Joined(
         capture,
         passes,
         find_bubbles(passes, tables),
         finished_requests(tables),
-        unfinished_requests(tables, capture.ended_ns),
+        unfinished.where(unfinished.bounds_ns[:, 1] >= capture.open_since_ns),
         *(
             tables[kind]
             for kind in (
@@ -118,26 +121,35 @@ def only_request(joined: Joined, request_id: str) -> Joined:
     for requests in (done, unfinished):
         for rank, bounds in zip(requests.ranks.tolist(), requests.bounds_ns.tolist(), strict=True):
             concerns |= _between(joined.passes, rank, bounds[3], bounds[5])
-    gaps = concerns[joined.bubbles.next_pass]
-    firsts = np.flatnonzero(concerns & ~np.concatenate(([False], concerns[:-1])))
-    gaps &= ~np.isin(joined.bubbles.next_pass, firsts)  # the gap before the first pass is of the time before
-    kept = joined.passes.where(concerns)
-    new_row = np.cumsum(concerns) - 1
     return replace(
-        joined,
-        passes=kept,
-        bubbles=replace(
-            joined.bubbles,
-            next_pass=new_row[joined.bubbles.next_pass[gaps]],
-            ranks=joined.bubbles.ranks[gaps],
-            began_ns=joined.bubbles.began_ns[gaps],
-            parts_ns=joined.bubbles.parts_ns[gaps],
-        ),
+        only_passes(joined, concerns),
         requests=done,
         unfinished=unfinished,
         accepted=accepted,
         admitted=admitted,
         tokenized=joined.tokenized.where(_overlaps(joined.tokenized, accepted)),
+    )
+
+
+def only_passes(joined: Joined, concerns: NDArray[np.bool_]) -> Joined:
+    """Some passes (bool [n]), the gaps between them, and the flushes that carried their text; no requests."""
+    bubbles, kept = joined.bubbles, joined.passes.where(concerns)
+    firsts = np.flatnonzero(concerns & ~np.concatenate(([False], concerns[:-1])))
+    # The gap before the first pass is of the time before.
+    gaps = concerns[bubbles.next_pass] & ~np.isin(bubbles.next_pass, firsts)
+    new_row = np.cumsum(concerns) - 1
+    nobody, none = np.zeros(len(joined.requests), np.bool_), np.zeros(0, np.int64)
+    return replace(
+        joined,
+        passes=kept,
+        bubbles=Bubbles(
+            new_row[bubbles.next_pass[gaps]], bubbles.ranks[gaps], bubbles.began_ns[gaps], bubbles.parts_ns[gaps]
+        ),
+        requests=joined.requests.where(nobody),
+        unfinished=joined.unfinished.where(np.zeros(len(joined.unfinished), np.bool_)),
+        accepted=joined.accepted.where(none),
+        admitted=joined.admitted.where(none),
+        tokenized=joined.tokenized.where(none),
         flushed=joined.flushed.where(np.isin(joined.flushed["started_ns"], kept["flush_started_ns"])),
     )
 

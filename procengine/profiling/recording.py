@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
+
 from procengine.child_process import cpu_seconds
 from procengine.errors import ConfigError, GroupNotFoundError
 from procengine.groups import GroupInfo, find_group, is_gone
@@ -54,10 +56,8 @@ class Recording:
             raise GroupNotFoundError(f"group {self._group.name} has just ended ({error})") from error
         if not self._reader.num_processes:
             raise ConfigError(f"group {self._group.name} keeps no spans: it was started with --span-records 0")
-        if includes_past:
-            return past
-        tables = SpanTables.of([]).tables | {kind: past[kind] for kind in _FROM_BEFORE}
-        return SpanTables(tables)
+        self._open_since_ns = _open_since(past)
+        return past if includes_past else _still_open(past)
 
     def read(self) -> bool:
         """Take in what is new. False: the group is gone, and nothing more will come."""
@@ -85,6 +85,7 @@ class Recording:
             self._parts[0].joined(*self._parts[1:]),
             {name: max(self._last_cpu_s[name] - used_s, 0.0) for name, used_s in self._cpu_s.items()},
             self._cut_short,
+            self._open_since_ns,
         )
 
     def _cpu_seconds(self) -> dict[str, float]:
@@ -98,6 +99,23 @@ class Recording:
         except GroupNotFoundError:
             return text
         return f"{text}. It was started anew: run the command again for the new one"
+
+
+def _still_open(past: SpanTables) -> SpanTables:
+    """Of what was written so far: acceptance and admission of requests of which no end is known."""
+    ended = past[RecordKind.REQUEST_DONE]["key"]
+    tables = SpanTables.of([]).tables
+    for kind in _FROM_BEFORE:
+        tables[kind] = past[kind].where(~np.isin(past[kind]["key"], ended))
+    return SpanTables(tables)
+
+
+def _open_since(past: SpanTables) -> int:
+    """From when on every request's end is in the tables: the oldest record of the output process, if it is not the
+    first that it ever wrote."""
+    taken = past[RecordKind.RESULT_TAKEN]
+    remembers_all = not len(taken) or (taken["key"] == 0).any()
+    return 0 if remembers_all else int(taken["received_ns"].min())
 
 
 def record_for(recording: Recording, seconds: float, sleep: Callable[[float], None] = time.sleep) -> Capture:

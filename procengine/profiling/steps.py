@@ -97,15 +97,13 @@ LOOP_STAGES: Final = (
     Stage("frontend", "decode result", "result_received_ns", "result_decoded_ns"),
     Stage("frontend", "apply", "result_decoded_ns", "applied_ns"),
 )
-# What becomes of the same result on its way to clients, beside the loop.
+# What becomes of the same result on its way to clients, beside the loop. Then it waits for a flush, which has times of
+# its own: what goes out with one may be of several passes, and a pass's text may be held back for long.
 TEXT_STAGES: Final = (
     Stage("worker", "send text", "result_sent_ns", "text_sent_ns"),
     Stage("hop", "to output", "text_sent_ns", "text_received_ns"),
     Stage("output", "decode", "text_received_ns", "text_decoded_ns"),
     Stage("output", "take tokens", "text_decoded_ns", "taken_ns"),
-    Stage("output", "wait for others", "taken_ns", "flush_started_ns"),
-    Stage("output", "detokenize", "flush_started_ns", "detokenized_ns"),
-    Stage("output", "deliver", "detokenized_ns", "delivered_ns"),
 )
 
 
