@@ -88,12 +88,13 @@ class _Writer:
     def name(self, kind: str, track: _Track, **args: str | int) -> None:
         self._names.append({"ph": "M", "pid": track.pid, "tid": track.tid, "ts": 0, "name": kind, "args": args})
 
-    def finish(self) -> list[Event]:
-        """All events, names first, in order of time."""
+    def finish(self, origin_ns: int | None) -> list[Event]:
+        """All events, names first, in order of time; `ts` counts from `origin_ns`, None: from the first."""
         self._events.sort(key=lambda each: each[:2])
-        first_ns = self._events[0][0] if self._events else 0
+        if origin_ns is None:
+            origin_ns = self._events[0][0] if self._events else 0
         for time_ns, _, event in self._events:
-            event["ts"] = (time_ns - first_ns) / 1e3
+            event["ts"] = (time_ns - origin_ns) / 1e3
         return [*self._names, *(event for *_, event in self._events)]
 
 
@@ -102,7 +103,8 @@ class _Tracks:
 
     def __init__(self, joined: Joined) -> None:
         pids = joined.capture.group.pids
-        self._pids = {name: pid for name, pid in pids.items() if name != "supervisor"}
+        known = (name for name in pids if name != "supervisor")
+        self._pids = {name: pids[name] for name in sorted(known, key=lambda name: _SORT_BY_ROLE.index(_role(name)))}
         for rank in joined.passes.ranks:  # a table may know workers of which the description does not
             self._pids.setdefault(f"worker-{rank}", max(self._pids.values(), default=0) + 1)
         self._pids.setdefault("frontend", max(self._pids.values(), default=0) + 1)
@@ -110,14 +112,14 @@ class _Tracks:
         self._pids[_REQUESTS] = max(self._pids.values()) + 1
 
     def of(self, process: str, thread: str) -> _Track:
-        return _Track(self._pids[process], _THREADS[process.partition("-")[0]].index(thread) + 1)
+        return _Track(self._pids[process], _THREADS[_role(process)].index(thread) + 1)
 
     def lane(self, number: int) -> _Track:
         return _Track(self._pids[_REQUESTS], number + 1)
 
     def write_names(self, writer: _Writer, num_lanes: int) -> None:
         for name, pid in self._pids.items():
-            role = name.partition("-")[0]
+            role = _role(name)
             track = _Track(pid, 0)
             writer.name("process_name", track, name=name)
             writer.name("process_sort_index", track, sort_index=_SORT_BY_ROLE.index(role))
@@ -125,6 +127,10 @@ class _Tracks:
             for at, thread in enumerate(threads, 1):
                 writer.name("thread_name", _Track(pid, at), name=thread)
                 writer.name("thread_sort_index", _Track(pid, at), sort_index=at)
+
+
+def _role(process: str) -> str:
+    return process.partition("-")[0]
 
 
 def encode_trace(joined: Joined) -> bytes:
@@ -141,8 +147,8 @@ def encode_trace(joined: Joined) -> bytes:
     return msgspec.json.encode({"traceEvents": trace_events(joined), "displayTimeUnit": "ms", "otherData": about})
 
 
-def trace_events(joined: Joined) -> list[Event]:
-    """All events, sorted by time."""
+def trace_events(joined: Joined, origin_ns: int | None = None) -> list[Event]:
+    """All events, sorted by time. `ts` counts from `origin_ns` (CLOCK_MONOTONIC), None: from the first event."""
     writer, tracks = _Writer(), _Tracks(joined)
     _draw_frontend(writer, tracks, joined)
     for rank in joined.passes.ranks:
@@ -153,7 +159,7 @@ def trace_events(joined: Joined) -> list[Event]:
     _draw_bubbles(writer, tracks, joined)
     _draw_output(writer, tracks, joined)
     tracks.write_names(writer, _draw_requests(writer, tracks, joined))
-    return writer.finish()
+    return writer.finish(origin_ns)
 
 
 def _rows(passes: Passes, *columns: str) -> Iterable[list[int]]:

@@ -1,10 +1,12 @@
 """What the figures of a report show: chosen, cut and counted, ready to draw. Pure.
 
-Owns: which steps and requests stand for all, and how much of each is shown. Never does: draw (`report.html`, `figures`).
+Owns: which steps and requests stand for all, and how much of each is shown. Never does: draw (`report.html`,
+`figures`).
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -85,9 +87,7 @@ def _window(joined: Joined, began_ns: int, ended_ns: int) -> dict[str, Any]:
     """Lanes with slices [begin, length, name, depth], us from `began_ns`, and arrows [lane, time, lane, time]."""
     passes = joined.passes
     shown = only_passes(joined, (passes["done_ns"] >= began_ns) & (passes["started_ns"] <= ended_ns))
-    events = trace_events(shown)
-    first_ns = int(min(shown.passes["plan_ns"].min(), shown.passes["step_received_ns"].min()))
-    shift_us = (first_ns - began_ns) / 1e3
+    events = trace_events(shown, began_ns)
     names = {(e["name"], e["pid"], e["tid"]): e["args"].get("name") for e in events if e["ph"] == "M"}
     lanes: dict[tuple[int, int], dict[str, Any]] = {}
     for (kind, pid, tid), name in names.items():
@@ -101,7 +101,7 @@ def _window(joined: Joined, began_ns: int, ended_ns: int) -> dict[str, Any]:
         track = (event["pid"], event["tid"])
         if track not in lanes:
             continue
-        at_us = round(event["ts"] + shift_us, 3)
+        at_us = event["ts"]
         if event["ph"] == "X":
             stack = open_until[track]
             while stack and stack[-1] <= event["ts"] + 1e-4:
@@ -113,7 +113,7 @@ def _window(joined: Joined, began_ns: int, ended_ns: int) -> dict[str, Any]:
     return {
         "length_us": (ended_ns - began_ns) / 1e3,
         "lanes": list(lanes.values()),
-        "arrows": [a + b for chain in arrows.values() for a, b in zip(chain, chain[1:], strict=False)],
+        "arrows": [a + b for chain in arrows.values() for a, b in pairwise(chain)],
     }
 
 
