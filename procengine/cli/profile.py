@@ -100,10 +100,10 @@ def _record_load(args: argparse.Namespace) -> Capture:
     from procengine.client import Client
     from procengine.launch import launch_group
 
+    given = None if args.prompts is None else _read_prompts(args.prompts)
     config = resolve(engine_args_from(args, default_name=f"profile-{os.getpid()}"))
     if not config.profiling.span_records:
         raise ConfigError("--span-records: a group that keeps no spans cannot be profiled, got 0")
-    given = None if args.prompts is None else _read_prompts(args.prompts)
     # The pool outlives the group: a client whose group is gone gives up, so that the thread ends.
     with ThreadPoolExecutor(1) as pool, launch_group(config) as group, Client(group.endpoint) as client:
         prompts = _random_prompts(args, client) if given is None else given

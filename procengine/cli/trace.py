@@ -120,11 +120,15 @@ def _write(path: Path, data: bytes) -> int:
 
 
 def _describe(joined: Joined, path: Path, size: int) -> str:
-    num_workers, num_passes = len(joined.passes.ranks), len(joined.passes)
-    num_requests = len(joined.requests) + len(joined.unfinished)
+    num_passes, num_requests = len(joined.passes), len(joined.requests) + len(joined.unfinished)
     what = (
-        f"{num_passes} passes of {num_workers} worker{'s' * (num_workers != 1)}, {num_requests} requests"
+        f"{_count(num_passes, 'pass', 'passes')} of {_count(len(joined.passes.ranks), 'worker', 'workers')}, "
+        f"{_count(num_requests, 'request', 'requests')}"
         if num_passes or num_requests
         else "the group ran nothing in this time"
     )
     return f"{path}: {what} ({size / 1e6:.1f} MB); open it at https://ui.perfetto.dev"
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"

@@ -114,16 +114,13 @@ def _draw_steps(figure: Figure, data: Data) -> None:
     axes = figure.subplots()
     view = data["windows"][0]
     for row, lane in enumerate(view["lanes"]):
+        pieces: dict[tuple[bool, str], list[tuple[float, float]]] = {}
         for at_us, length_us, name, depth in lane["slices"]:
-            is_inner = depth > 0
-            axes.barh(
-                row,
-                length_us / 1e3,
-                left=at_us / 1e3,
-                height=0.5 if is_inner else 0.75,
-                color=_SLICES.get(name, "#d6dbe0"),
-                label=name if is_inner else None,
-            )
+            pieces.setdefault((depth > 0, name if depth else ""), []).append((at_us / 1e3, length_us / 1e3))
+        for (is_inner, name), ranges in sorted(pieces.items()):
+            height = 0.5 if is_inner else 0.75
+            color = _SLICES.get(name, "#d6dbe0")
+            axes.broken_barh(ranges, (row - height / 2, height), color=color, label=name if is_inner else None)
     axes.set_yticks(range(len(view["lanes"])), [f"{lane['process']} {lane['thread']}" for lane in view["lanes"]])
     axes.invert_yaxis()
     axes.set_xlim(-0.05 * view["length_us"] / 1e3, 1.05 * view["length_us"] / 1e3)
@@ -143,11 +140,12 @@ def _legend_once(axes: Axes) -> None:
 
 def _draw_requests(figure: Figure, data: Data) -> None:
     axes = figure.subplots()
-    for row, request in enumerate(data["requests"]["rows"]):
-        at_ms = request["begin_ms"]
-        for name, length_ms in zip(data["request_stages"], request["stages_ms"], strict=True):
-            axes.barh(row, length_ms, left=at_ms, height=0.8, color=_REQUEST_STAGES[name], label=name)
-            at_ms += length_ms
+    rows = data["requests"]["rows"]
+    at_ms = [request["begin_ms"] for request in rows]
+    for number, name in enumerate(data["request_stages"]):
+        lengths = [request["stages_ms"][number] for request in rows]
+        axes.barh(range(len(rows)), lengths, left=at_ms, height=0.8, color=_REQUEST_STAGES[name], label=name)
+        at_ms = [at + length for at, length in zip(at_ms, lengths, strict=True)]
     axes.invert_yaxis()
     axes.set_yticks([])
     axes.set_xlabel("ms")
@@ -163,6 +161,10 @@ def _draw_latency(figure: Figure, data: Data) -> None:
         if one["counts"]:
             axes.stairs(one["counts"], one["edges"], fill=True, color="#6c9bd8")
             axes.set_xscale("log")
+            low, high = one["edges"][0], one["edges"][-1]
+            ticks = [low, math.sqrt(low * high), high]
+            axes.set_xticks(ticks, [f"{tick:,.3g}" if tick < 1000 else f"{tick:,.0f}" for tick in ticks])
+            axes.set_xticks([], minor=True)
             for value in (one["p50"], one["p99"]):
                 axes.axvline(value, color="#c8553d", linestyle="--", linewidth=1)
 
@@ -175,7 +177,7 @@ def _draw_over_time(figure: Figure, data: Data) -> None:
             color = _LINES[number % len(_LINES)]
             axes.plot(series["times_s"], values, color=color, linewidth=1, label=f"worker-{worker['rank']}")
         axes.set_title(name, fontsize=9)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.0))
         axes.tick_params(labelsize=8)
     figure.supxlabel("s", fontsize=9)
     if len(series["workers"]) > 1:

@@ -69,6 +69,7 @@ class Recording:
         except OSError:
             is_over = True
         if is_over:
+            self._parts.append(self._reader.read_last())
             self._cut_short = self._say_gone()
             return False
         self._last_cpu_s = self._cpu_seconds()

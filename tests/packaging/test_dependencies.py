@@ -13,8 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Distribution -> import root, where the two differ.
 IMPORT_ROOT = {"pyzmq": "zmq"}
 
-# Imported only where present: the `hub` extra, and backends that come with a GPU build of torch or on their own.
-OPTIONAL = {"flash_attn", "huggingface_hub", "triton"}
+# Imported only where present: the extras `hub` and `plot`, and backends that come with a GPU build of torch or on their
+# own.
+OPTIONAL = {"flash_attn", "huggingface_hub", "matplotlib", "triton"}
 
 
 def declared() -> set[str]:
