@@ -44,6 +44,7 @@ class Child:
 
     role: str
     rank: int
+    epoch: int  # how many of this role and rank there were before
     config: EngineConfig
     death_fd: int
     context: zmq.Context[zmq.Socket[bytes]]
@@ -111,6 +112,7 @@ def _report(child: Child, message: Failed) -> None:
 def _start(role: str) -> Child:
     parser = argparse.ArgumentParser(prog=f"procengine {role}")
     parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--epoch", type=int, required=True)
     parser.add_argument("--config-fd", type=int, required=True)
     parser.add_argument("--death-fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -128,7 +130,7 @@ def _start(role: str) -> Child:
     endpoint = socket_path(Path(config.group.run_dir), "control")
     control = ipc.connect(context, zmq.DEALER, endpoint, identity=f"{role}-{args.rank}".encode())
     spans = SpanArena(args.spans_fd)
-    return Child(role, args.rank, config, args.death_fd, context, control, args.progress, spans)
+    return Child(role, args.rank, args.epoch, config, args.death_fd, context, control, args.progress, spans)
 
 
 def _die_with_parent(parent: int) -> None:

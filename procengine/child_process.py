@@ -39,14 +39,29 @@ def child_name(role: str, rank: int) -> str:
 class ChildProcess:
     """One child. Its output goes on to our stderr as it comes, so that progress bars stay what they are."""
 
-    def __init__(self, role: str, rank: int, config: EngineConfig, death_fd: int, spans_fd: int | None) -> None:
+    def __init__(
+        self, role: str, rank: int, epoch: int, config: EngineConfig, death_fd: int, spans_fd: int | None
+    ) -> None:
         self.role = role
         self.rank = rank
+        self.epoch = epoch
+        self.spans_fd = spans_fd
         self.started_s = time.monotonic()
         self.is_ready = False
         self.failure: str | None = None  # what it said of itself before it died
         config_fd = memory_file(msgspec.json.encode(config))
-        arguments = ["--rank", rank, "--config-fd", config_fd, "--death-fd", death_fd, "--parent", os.getpid()]
+        arguments = [
+            "--rank",
+            rank,
+            "--epoch",
+            epoch,
+            "--config-fd",
+            config_fd,
+            "--death-fd",
+            death_fd,
+            "--parent",
+            os.getpid(),
+        ]
         inherited = [config_fd, death_fd]
         if spans_fd is not None:
             arguments += ["--spans-fd", spans_fd]
@@ -118,6 +133,12 @@ class ChildProcess:
         reason = f"{self.name} (pid {self.pid}) {how}" + (f": {self.failure}" if self.failure else "")
         last = list(self._last_lines) + ([self._partial_line] if self._partial_line else [])
         return reason + ("\nits last log lines:\n  " + "\n  ".join(last) if last else "")
+
+    def close(self) -> None:
+        """Give up the descriptors of a process that has ended."""
+        os.close(self.pidfd)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def kill(self) -> None:
         """End it now."""

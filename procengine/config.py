@@ -138,6 +138,8 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     run_dir: str
     start_timeout_s: float = 300.0
     drain_timeout_s: float = 10.0
+    max_restarts: int = 5  # of one child, within this time
+    restart_window_s: float = 60.0
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):

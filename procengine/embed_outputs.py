@@ -57,8 +57,9 @@ class EmbedOutputs:
                 self._early[key] = vector.tobytes()
         return []
 
-    def replay(self, key: int, position: int, token_ids: list[int]) -> None:
+    def replay(self, key: int, position: int, token_ids: list[int]) -> list[tuple[int, int]]:
         """Nothing: a vector has no parts to miss."""
+        return []
 
     def take_items(self, received_ns: int = 0) -> TakenItems:
         """Everything that is new since the last call, as messages; the newest result came at `received_ns`."""

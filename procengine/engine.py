@@ -13,12 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from procengine.finished_histories import FinishedHistories
 from procengine.messages import Admitted, EmbedResult, Finish, Register, Replay, StepResult
 from procengine.pipeline import AnyRequest, Pipeline, PlannedStep
 from procengine.workflows.parts import FrontendParts
 from procengine.workflows.prompt import ModelFacts, Prepared
 
 __all__ = ["Engine", "RequestIdentity"]
+
+
+_MAX_WORKER_DEATHS = 2  # at one place of a request, before it is taken for their cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Engine:
         self._parts = parts
         self._placed_by_key: dict[int, _Placed] = {}
         self._keys_by_id: dict[tuple[bytes, str], list[int]] = {}
+        self._finished = FinishedHistories()
         self._num_accepted = 0
 
     @property
@@ -87,8 +92,33 @@ class Engine:
         """Take in a result. Returns how many requests ended by it; the output process sees the same ends by itself."""
         ended = self.pipelines[header.rank].apply(header, payload)
         for request, _reason in ended:
+            self._finished.add(request.key, request.token_ids)
             self._forget(request)
         return len(ended)
+
+    def lose_worker(self, rank: int) -> list[Finish]:
+        """A worker is gone: its requests go on, from what they have, on the other workers or, if there is none, on its
+        successor. One at whose same place two workers died goes on alone until it is past that; if a third one dies
+        there, it ends. Returns the ends.
+        """
+        ends: list[Finish] = []
+        lost = self.pipelines[rank]
+        for workflow, request in lost.lose_worker():
+            if request.num_worker_deaths > _MAX_WORKER_DEATHS:
+                self._forget(request)
+                request.is_finished = True
+                text = f"the worker died {request.num_worker_deaths} times while this request was running"
+                ends.append(Finish(request.key, "error", text))
+                continue
+            pipeline = self._choose_pipeline(workflow, request)
+            pipeline.planners[workflow].add(request)
+            self._placed_by_key[request.key] = _Placed(request, workflow, pipeline)
+        return ends
+
+    def restore_worker(self, rank: int, epoch: int) -> None:
+        """A successor is ready. One of an epoch that is over already is not heard."""
+        pipeline = self.pipelines[rank]
+        pipeline.is_up |= pipeline.epoch == epoch
 
     def abort(self, client: bytes, request_id: str) -> list[Finish]:
         """End all choices of a request because its client says so."""
@@ -124,18 +154,22 @@ class Engine:
     def resync(self, key: int, position: int) -> Replay | Finish:
         """Answer the output process, which misses tokens from `position` on."""
         placed = self._placed_by_key.get(key)
-        if placed is None:
+        if placed is not None:
+            history = self._parts[placed.workflow].history(placed.pipeline.planners[placed.workflow], placed.request)
+        elif (kept := self._finished.get(key)) is not None:
+            history = kept
+        else:
             return Finish(key, "error", "tokens of this request were lost")
-        history = self._parts[placed.workflow].history(placed.pipeline.planners[placed.workflow], placed.request)
         return Replay(key, position, history[position:].tolist())
 
     def _choose_pipeline(self, workflow: str, request: AnyRequest) -> Pipeline:
         """The worker with the longest cached prefix, then the one with the least to do."""
-        if len(self.pipelines) == 1:
-            return self.pipelines[0]
+        pipelines = [pipeline for pipeline in self.pipelines if pipeline.is_up] or self.pipelines
+        if len(pipelines) == 1:
+            return pipelines[0]
         count_cached = self._parts[workflow].count_cached_tokens
         return max(
-            self.pipelines,
+            pipelines,
             key=lambda pipeline: (count_cached(pipeline.planners[workflow], request), -pipeline.num_unfinished),
         )
 

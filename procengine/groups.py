@@ -53,14 +53,15 @@ def is_gone(group: GroupInfo) -> bool:
     """Whether a group is known to have ended. Of one that runs elsewhere nothing is known.
 
     Another one may have taken its name and directory since (a service manager restarts what was killed): it is known by
-    its processes, and its supervisor removes the old description before it writes its own.
+    its supervisor, which removes the old description before it writes its own.
     """
     if not group.run_dir:
         return False
     if not is_alive(group.run_dir):
         return True
     described = _read(Path(group.run_dir))
-    return bool(group.pids) and (described is None or described.pids != group.pids)
+    supervisor = group.pids.get("supervisor")  # its children may have been restarted
+    return supervisor is not None and (described is None or described.pids.get("supervisor") != supervisor)
 
 
 def running_groups(root: Path | None = None) -> list[GroupInfo]:

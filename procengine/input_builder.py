@@ -14,21 +14,32 @@ from numpy.typing import NDArray
 from procengine.messages import StepInput
 from procengine.request import Request
 from procengine.scheduler.plan import StepPlan
-from procengine.scheduler.slot_table import SlotTable
+from procengine.scheduler.slot_table import Slots, SlotTable
 from procengine.slot_lists import float32_bits, slot_lists
-from procengine.step_payload import BLOCK_UPDATE_WIDTH, SLOT_ROW, STEP_SECTIONS, pack_sections
+from procengine.step_payload import BLOCK_UPDATE_WIDTH, SLOT_ROW, STEP_SECTIONS, cut_sections, pack_sections
 
 __all__ = ["InputBuilder"]
 
 Int32s = NDArray[np.int32]
+_BLOCK_UPDATES = STEP_SECTIONS.index("block_updates")
 
 
 @dataclass(frozen=True, slots=True)
-class _Unchanged:
-    """What follows from the rows alone. The scheduler gives the same array while no row comes or goes."""
+class _DecodeLayout:
+    """The payload of decode rows that go on by one token, laid out once for as long as no row comes or goes.
 
-    slots: Int32s
-    references: Int32s  # -1 - slot
+    Attributes:
+        slots: intp [rows]; the scheduler gives the same array while the rows are the same.
+        payload: int32, all of it; `seq_lens` and `positions` are views of the two sections that change each step.
+        sizes: of its sections.
+        features, num_logprobs: what the rows ask for.
+    """
+
+    slots: Slots
+    payload: Int32s
+    seq_lens: Int32s
+    positions: Int32s
+    sizes: tuple[int, ...]
     features: int
     num_logprobs: int
 
@@ -39,10 +50,12 @@ class InputBuilder:
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._count = np.arange(max_num_seqs + 1, dtype=np.int32)
         self._buffer = np.empty(8 * max_num_seqs + 2 * max_num_batched_tokens + 1024, np.int32)
-        self._unchanged = _Unchanged(self._count[:0], self._count[:0], 0, -1)
+        self._layout: _DecodeLayout | None = None
 
     def build(self, plan: StepPlan, table: SlotTable, *, step_id: int, epoch: int) -> tuple[StepInput, Int32s]:
         """Header and payload (int32 [n]) of `plan`, whose rows `table` describes."""
+        if _is_steady(plan):
+            return self._build_steady(plan, table, step_id, epoch)
         sections = self._rows(plan) if plan.chunks else self._decode_rows(plan)
         if plan.admitted:
             sections["slot_rows"] = np.array([_slot_row(r) for r in plan.admitted], np.int32).ravel()
@@ -54,38 +67,76 @@ class InputBuilder:
         if plan.masked:
             sections |= _masks(plan)
         payload, sizes = self._pack(sections)
-        slots, query_start_loc = sections["slots"], sections["query_start_loc"]
-        features, num_logprobs = self._unchanged.features, self._unchanged.num_logprobs
-        if slots is not self._unchanged.slots:
-            features = int(np.bitwise_or.reduce(table.features[slots]))
-            num_logprobs = int(table.num_logprobs[slots].max())
-            self._unchanged = _Unchanged(slots, -1 - slots, features, num_logprobs)
+        slots = sections["slots"]
         header = StepInput(
             step_id=step_id,
             epoch=epoch,
             num_rows=plan.num_rows,
             num_decode_rows=plan.decode_slots.size,
-            num_tokens=int(query_start_loc[-1]),
+            num_tokens=int(sections["query_start_loc"][-1]),
             num_samples=sections["sample_rows"].size,
             decode_steps=plan.decode_steps,
             max_query_len=max((chunk.token_ids.size for chunk in plan.chunks), default=1),
             max_seq_len=int(sections["seq_lens"].max()),
-            features=features,
-            num_logprobs=num_logprobs,
+            features=int(np.bitwise_or.reduce(table.features[slots])),
+            num_logprobs=int(table.num_logprobs[slots].max()),
             sizes=sizes,
         )
         return header, payload
 
-    def _decode_rows(self, plan: StepPlan) -> dict[str, Int32s]:
+    def _build_steady(self, plan: StepPlan, table: SlotTable, step_id: int, epoch: int) -> tuple[StepInput, Int32s]:
+        """A step in which every row decodes one token: two sections are written, the others are there already."""
+        layout = self._layout
+        if layout is None or plan.decode_slots is not layout.slots:
+            layout = self._layout = self._lay_out(plan, table)
+        np.add(plan.decode_positions, 1, out=layout.seq_lens)
+        layout.positions[:] = plan.decode_positions
+        payload, sizes = layout.payload, layout.sizes
+        if plan.block_updates:
+            updates = _block_updates(plan)
+            payload = np.concatenate((payload, updates))
+            sizes = tuple(updates.size if i == _BLOCK_UPDATES else size for i, size in enumerate(sizes))
         count = plan.decode_slots.size
-        is_unchanged = plan.decode_slots is self._unchanged.slots
-        references = self._unchanged.references if is_unchanged else -1 - plan.decode_slots
+        header = StepInput(
+            step_id,
+            epoch,
+            count,
+            count,
+            count,
+            count,
+            1,
+            1,
+            int(layout.seq_lens.max()),
+            layout.features,
+            layout.num_logprobs,
+            sizes,
+        )
+        return header, payload
+
+    def _lay_out(self, plan: StepPlan, table: SlotTable) -> _DecodeLayout:
+        slots, sections = plan.decode_slots, self._decode_rows(plan)
+        payload, sizes = pack_sections(
+            STEP_SECTIONS, sections, np.empty(sum(section.size for section in sections.values()), np.int32)
+        )
+        views = cut_sections(STEP_SECTIONS, sizes, payload)
+        return _DecodeLayout(
+            slots,
+            payload,
+            views["seq_lens"],
+            views["positions"],
+            sizes,
+            int(np.bitwise_or.reduce(table.features[slots])),
+            int(table.num_logprobs[slots].max()),
+        )
+
+    def _decode_rows(self, plan: StepPlan) -> dict[str, Int32s]:
+        count, slots = plan.decode_slots.size, plan.decode_slots.astype(np.int32)
         return {
-            "slots": plan.decode_slots,
+            "slots": slots,
             "query_start_loc": self._count[: count + 1],
             "seq_lens": plan.decode_positions + 1,
             "sample_rows": self._count[:count],
-            "input_ids": references if plan.decode_token_ids is None else plan.decode_token_ids,
+            "input_ids": -1 - slots if plan.decode_token_ids is None else plan.decode_token_ids,
             "positions": plan.decode_positions,
         }
 
@@ -118,6 +169,11 @@ class InputBuilder:
         if needed > self._buffer.size:
             self._buffer = np.empty(2 * needed, np.int32)
         return pack_sections(STEP_SECTIONS, sections, self._buffer)
+
+
+def _is_steady(plan: StepPlan) -> bool:
+    """Whether each row decodes one token, and nothing else has to be said but which blocks are new."""
+    return plan.decode_steps == 1 and not plan.chunks and not plan.masked and plan.decode_token_ids is None
 
 
 def _slot_row(request: Request) -> list[int]:
@@ -165,6 +221,6 @@ def _block_updates(plan: StepPlan) -> Int32s:
     columns = [
         np.concatenate([getattr(u, name) for u in plan.block_updates]) for name in ("slots", "indices", "blocks")
     ]
-    triples = np.stack(columns, axis=1)
+    triples = np.stack(columns, axis=1).astype(np.int32, copy=False)
     assert triples.shape[1] == BLOCK_UPDATE_WIDTH
     return triples.ravel()

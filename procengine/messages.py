@@ -52,6 +52,7 @@ __all__ = [
     "TextStop",
     "TokenLogprobs",
     "Welcome",
+    "WorkerLost",
     "WorkerReady",
     "decode_from_client",
     "decode_from_control_peer",
@@ -429,6 +430,13 @@ class Drained(_Message, tag="drained"):
     """Frontend to supervisor: nothing is running any more."""
 
 
+class WorkerLost(_Message, tag="worker_lost"):
+    """Supervisor to frontend: this worker is gone, and another one, of the next epoch, takes its place."""
+
+    rank: int
+    epoch: int  # of the one that is gone
+
+
 class Shutdown(_Message, tag="shutdown"):
     """Supervisor to a child: end now. With an `error`, tell every client with unfinished requests why."""
 
@@ -473,7 +481,7 @@ FromFrontend = Register | Admitted | Finish | Replay
 FromOutput = TextStop | ClientGone | Resync
 Step = StepInput | EmbedInput
 FromWorker = WorkerReady | StepResult | EmbedResult
-FromSupervisor = Query | Drain | Shutdown
+FromSupervisor = Query | Drain | WorkerLost | Shutdown
 FromControlPeer = Ready | Failed | ChildStats | Drained | GetStatus
 
 

@@ -6,7 +6,6 @@ Owns: the numbers that `check_finish` needs, a row a request. Never does: look a
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from procengine.stopping import NO_TOKEN, FinishLimits
 
@@ -47,9 +46,10 @@ class OutputTable:
         self.next_positions[row] = _CLOSED
         self._vacant.append(row)
 
-    def limits(self, rows: NDArray[np.int32]) -> FinishLimits:
-        """Limits of `rows`, for `check_finish`."""
-        return FinishLimits(self._end_positions[rows], self._stop_token_ids[rows], self._min_positions[rows])
+    @property
+    def limits(self) -> FinishLimits:
+        """Of all rows, for `check_finish`."""
+        return FinishLimits(self._end_positions, self._stop_token_ids, self._min_positions)
 
     def _grow_rows(self) -> None:
         count = self.next_positions.size

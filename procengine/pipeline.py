@@ -6,7 +6,7 @@ Owns: step ids, the in-flight window and its depth, the turn of each workflow. N
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
 from procengine.scheduler.counters import SchedulerCounters
 
-__all__ = ["AnyRequest", "Gauges", "NextPlan", "Pipeline", "PlannedStep", "Planner"]
+__all__ = ["AnyRequest", "Gauges", "MakePlanners", "NextPlan", "Pipeline", "PlannedStep", "Planner"]
 
 
 class AnyRequest(Protocol):
@@ -25,8 +25,10 @@ class AnyRequest(Protocol):
     key: int
     client: bytes
     request_id: str
+    token_ids: NDArray[np.int32]  # prompt and confirmed output; stale while it has a slot
     is_finished: bool
     num_cached_tokens: int | None
+    num_worker_deaths: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Planner(Protocol):
     def add(self, request: Any) -> None: ...
     def finish(self, request: Any) -> None: ...
     def take_failed(self) -> list[tuple[Any, str]]: ...
+    def take_all(self) -> list[Any]: ...
     def plan(self) -> Any | None: ...
     def build(self, plan: Any, step_id: int, epoch: int) -> PlannedStep: ...
     def apply(self, sent: object, header: Any, payload: NDArray[np.int32]) -> list[tuple[Any, str]]: ...
@@ -83,6 +86,9 @@ class _InFlight:
     sent: object
 
 
+MakePlanners = Callable[[], dict[str, Planner]]
+
+
 class Pipeline:
     """Keeps up to `async_depth` steps at a worker.
 
@@ -92,14 +98,16 @@ class Pipeline:
     join, instead of waiting behind a step planned too early.
     """
 
-    def __init__(self, rank: int, planners: dict[str, Planner], async_depth: int, epoch: int = 0) -> None:
+    def __init__(self, rank: int, make_planners: MakePlanners, async_depth: int, epoch: int = 0) -> None:
         self.rank = rank
         self.epoch = epoch
-        self.planners = planners
+        self.is_up = True  # there is a worker of this epoch
         self.num_steps = 0
+        self._make_planners = make_planners
         self._async_depth = async_depth
         self._in_flight: deque[_InFlight] = deque()
-        self._turn = deque(planners.values())
+        self.planners = make_planners()
+        self._turn = deque(self.planners.values())
 
     @property
     def num_in_flight(self) -> int:
@@ -117,6 +125,19 @@ class Pipeline:
         each = [planner.gauges for planner in self.planners.values()]
         return each[0] if len(each) == 1 else Gauges(*map(sum, zip(*each, strict=True)))
 
+    def lose_worker(self) -> list[tuple[str, AnyRequest]]:
+        """The worker is gone, and with it every step in flight and every block. Returns (workflow, request) of all that
+        is unfinished, in order of service; new planners wait for the next worker.
+        """
+        self.is_up = False
+        self.epoch += 1
+        self._in_flight.clear()
+        lost, self.planners = self.planners, self._make_planners()
+        self._turn = deque(self.planners.values())
+        for name, planner in self.planners.items():
+            planner.counters.add(lost[name].counters)
+        return [(name, request) for name, planner in lost.items() for request in planner.take_all()]
+
     def next_step(self) -> PlannedStep | None:
         """A step to send now; None if the window is full or nothing can run."""
         plan = self.next_plan()
@@ -124,7 +145,7 @@ class Pipeline:
 
     def next_plan(self) -> NextPlan | None:
         """What the step to send now computes, for `build`; None if the window is full or nothing can run."""
-        for _ in range(len(self._turn)):
+        for _ in range(len(self._turn) if self.is_up else 0):
             planner = self._turn[0]
             if self.num_in_flight >= (1 if planner.wants_late_plan else self._async_depth):
                 return None

@@ -73,8 +73,8 @@ class Postprocessor(Protocol):
         """Take in a result. Returns (key, position) of each gap found."""
         ...
 
-    def replay(self, key: int, position: int, token_ids: list[int]) -> None:
-        """Take in tokens that were missing; those already known are dropped."""
+    def replay(self, key: int, position: int, token_ids: list[int]) -> list[tuple[int, int]]:
+        """Take in tokens that were missing; those already known are dropped. Returns gaps that are still there."""
         ...
 
     def take_items(self, received_ns: int = 0) -> TakenItems:

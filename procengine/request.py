@@ -78,6 +78,8 @@ class Request:
         block_hashes: content addresses of the full blocks of `token_ids`.
         num_cached_tokens: prompt tokens found in the cache at the first admission; None before it.
         num_scored_tokens: prompt tokens whose logits were computed for this request.
+        num_worker_deaths: workers that died while this request was running on them, all at the same place in it.
+        death_position: that place: with so many tokens it is past it.
     """
 
     key: int
@@ -102,6 +104,8 @@ class Request:
     num_cached_tokens: int | None = None
     num_scored_tokens: int = 0
     num_preemptions: int = 0
+    num_worker_deaths: int = 0
+    death_position: int = 0
 
     def __post_init__(self) -> None:
         self.token_ids = self.prompt_token_ids
@@ -112,6 +116,18 @@ class Request:
         return self.num_prompt_logprobs >= 0 and self.num_scored_tokens < self.prompt_token_ids.size
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sort key of service: smaller is served first and preempted last."""
-        return (self.priority, self.key)
+    def is_suspect(self) -> bool:
+        """Whether it may be what kills its workers. It runs alone until it is past `death_position`."""
+        return self.num_worker_deaths > 1
+
+    @property
+    def order(self) -> tuple[bool, int, int]:
+        """Sort key of service: smaller is served first and preempted last. Others wait until suspects are cleared."""
+        return (not self.is_suspect, self.priority, self.key)
+
+    def note_worker_death(self, num_computed: int) -> None:
+        """The worker it was running on died, with `num_computed` tokens computed or on the way (it has no slot now)."""
+        if len(self.token_ids) >= self.death_position:
+            self.num_worker_deaths = 0  # it has got further since the last one
+        self.num_worker_deaths += 1
+        self.death_position = max(num_computed + 2, len(self.token_ids) + 1)

@@ -72,6 +72,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     grammar_timeout: float = 10.0
     start_timeout: float = 300.0
     drain_timeout: float = 10.0
+    max_restarts: int = 5
+    restart_window: float = 60.0
     span_records: int = 1 << 14
 
 
@@ -137,6 +139,8 @@ def _check_ranges(args: EngineArgs) -> None:
         ("grammar_timeout", 0.01, 3600),
         ("start_timeout", 0.1, 86_400),
         ("drain_timeout", 0, 86_400),
+        ("max_restarts", 0, 1 << 16),
+        ("restart_window", 0.1, 86_400),
         ("span_records", 0, 1 << 24),
     ):
         value = getattr(args, field)
@@ -204,6 +208,8 @@ def _group(args: EngineArgs, model: ModelConfig) -> GroupConfig:
         run_dir=str(run_root() / name),
         start_timeout_s=args.start_timeout,
         drain_timeout_s=args.drain_timeout,
+        max_restarts=args.max_restarts,
+        restart_window_s=args.restart_window,
     )
 
 

@@ -59,6 +59,10 @@ class StepStats:
             self._round_trip_ns[self._num_round_trips % _RING] = now_ns - sent_ns
             self._num_round_trips += 1
 
+    def forget(self, rank: int) -> None:
+        """The steps in flight at this worker will have no results."""
+        self._sent_ns = {step: sent for step, sent in self._sent_ns.items() if step[0] != rank}
+
     def values(self, num_workers: int) -> dict[str, Any]:
         """Percentiles (microseconds) and shares."""
         num_sampled = min(self._num_steps, _RING)

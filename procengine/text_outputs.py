@@ -3,8 +3,9 @@
 Owns: per request, the text state, the stop strings, how many tokens were taken in. Never does: touch a socket.
 
 Results are taken in one by one and come out together (`take_items`), so that a process that fell behind merges what it
-missed into one delta a request. A position seen twice is dropped; a gap is reported, for the frontend to replay. A
-result that overtakes its request's Register (they come over different sockets) is kept until the Register is here.
+missed into one delta a request. A position seen twice is dropped; a gap is reported once, for the frontend to replay. A
+result that overtakes what it builds on (its request's Register, or a Replay: they come over other sockets) is kept
+until that is here.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class TextOutputs:
         self._touched: dict[int, Choice] = {}
         self._newest_key = -1
         self._early: list[tuple[StepResult, Int32s]] = []
+        self._awaiting_replay: set[int] = set()
         self._ended: list[EndedRequest] = []
 
     @property
@@ -51,10 +53,7 @@ class TextOutputs:
         choice = Choice(message, row, self._detokenizer)
         self._choices[message.key] = choice
         self._newest_key = max(self._newest_key, message.key)
-        if self._early:
-            early, self._early = self._early, []
-            for header, payload in early:  # rows that were taken in already are dropped by their positions
-                self.take_result(header, payload)
+        self._take_early_again()
 
     def admit(self, key: int, num_cached_tokens: int, sent_ns: int = 0) -> None:
         """A request got a slot; say in its first delta how much of the prompt was cached."""
@@ -66,8 +65,7 @@ class TextOutputs:
         """Take in one forward pass's tokens. Returns (key, position) of each gap found."""
         sections = cut_sections(RESULT_SECTIONS, header.sizes, payload)
         keys = join_int64(sections["key_words"])
-        if self._is_early(keys) or self._is_early(_span_keys(sections)):
-            self._early.append((header, payload))
+        is_early = self._is_early(keys) or self._is_early(_span_keys(sections))
         gaps: list[tuple[int, int]] = []
         positions, token_ids = sections["positions"], sections["token_ids"]
         if keys.size == np.unique(keys).size:
@@ -79,7 +77,16 @@ class TextOutputs:
             self._take_logprobs(keys, sections)
         if sections["prompt_spans"].size:
             self._take_prompt_logprobs(sections)
-        return gaps
+        if is_early or gaps:
+            self._early.append((header, payload))
+        new_gaps = [(key, position) for key, position in gaps if key not in self._awaiting_replay]
+        self._awaiting_replay.update(key for key, _ in new_gaps)
+        return new_gaps
+
+    def _take_early_again(self) -> list[tuple[int, int]]:
+        """Rows that were taken in already are dropped by their positions."""
+        early, self._early = self._early, []
+        return [gap for header, payload in early for gap in self.take_result(header, payload)]
 
     def _is_early(self, keys: NDArray[np.int64]) -> bool:
         return bool(keys.size) and bool(keys.max() > self._newest_key)
@@ -87,7 +94,7 @@ class TextOutputs:
     def take_tokens(self, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s) -> list[tuple[int, int]]:
         """Take in tokens: int64/int32 arrays [n], no key twice. Returns (key, position) of each gap found."""
         known = [self._choices.get(key) for key in keys.tolist()]
-        rows = np.array([-1 if c is None else c.row for c in known], np.int32)
+        rows = np.array([-1 if c is None else c.row for c in known], np.intp)
         table = self._table
         expected = table.next_positions[rows]
         takes = (rows >= 0) & (positions == expected)
@@ -95,7 +102,7 @@ class TextOutputs:
         if not takes.all():
             known = [c for c, taken in zip(known, takes.tolist(), strict=True) if taken]
             rows, positions, token_ids = rows[takes], positions[takes], token_ids[takes]
-        codes = check_finish(token_ids, positions, table.limits(rows))
+        codes = check_finish(token_ids, positions, table.limits, rows)
         table.next_positions[rows] = positions + 1
         touched = self._touched
         for choice, token_id, code in zip(known, token_ids.tolist(), codes.tolist(), strict=True):
@@ -106,10 +113,15 @@ class TextOutputs:
                 table.close(choice.row)
         return gaps
 
-    def replay(self, key: int, position: int, token_ids: list[int]) -> None:
-        """Take in tokens that were missing, from `position` on; those already known are dropped."""
+    def replay(self, key: int, position: int, token_ids: list[int]) -> list[tuple[int, int]]:
+        """Take in tokens that were missing, from `position` on; those already known are dropped.
+
+        Returns (key, position) of each gap that is still there: the frontend did not have all of them itself.
+        """
         for at, token_id in enumerate(token_ids, position):
             self.take_tokens(np.array([key]), np.array([at], np.int32), np.array([token_id], np.int32))
+        self._awaiting_replay.discard(key)
+        return self._take_early_again()
 
     def take_items(self, received_ns: int = 0) -> TakenItems:
         """Everything that is new since the last call, as messages; the newest result came at `received_ns`."""
@@ -186,6 +198,7 @@ class TextOutputs:
 
     def _forget(self, key: int) -> None:
         choice = self._choices.pop(key)
+        self._awaiting_replay.discard(key)
         self._table.remove(choice.row)
         assert choice.end is not None
         self._ended.append(

@@ -50,6 +50,7 @@ from procengine.messages import (
     Submit,
     TextStop,
     Welcome,
+    WorkerLost,
     WorkerReady,
     decode_from_client,
     decode_from_output,
@@ -59,6 +60,7 @@ from procengine.messages import (
 )
 from procengine.pipeline import NextPlan, Pipeline, PlannedStep
 from procengine.profiling.records import RecordKind, id_words
+from procengine.recent_results import RecentResults
 from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.step_stats import StepStats
@@ -89,6 +91,8 @@ class Frontend:
         self._admission = Admission(self._parts, config.limits)
         self._engine: Engine | None = None  # exists once all workers have said how many blocks they hold
         self._num_blocks_by_rank: dict[int, int] = {}
+        num_workers = config.worker.num_workers
+        self._recent_results = [RecentResults() for _ in range(num_workers)]
         self._stats = StepStats()
         self._spans = child.spans.writer("loop")
         self._clients: set[bytes] = set()
@@ -115,9 +119,7 @@ class Frontend:
         # A frame over the limit drops the connection, so the limit here is a backstop; _on_submit tells the client.
         backstop = 2 * child.config.limits.max_request_bytes + 65536
         # Whoever sends connects: a PUSH that is bound blocks as soon as its peer is dead, one that connects queues.
-        self._to_workers = [
-            ipc.connect(context, zmq.PUSH, child.endpoint(f"steps-{rank}")) for rank in range(num_workers)
-        ]
+        self._to_workers = [self._connect_worker(rank) for rank in range(num_workers)]
         self._to_output = ipc.connect(context, zmq.PUSH, child.endpoint("register"))
         self._client_socket = ipc.bind(context, zmq.ROUTER, child.endpoint("frontend"), max_message_bytes=backstop)
         results = ipc.bind(context, zmq.PULL, child.endpoint("results"))
@@ -126,6 +128,9 @@ class Frontend:
         self._feedback = ipc.SocketReader(loop, from_output, self._on_feedback, self._pump)
         self._client_reader = ipc.SocketReader(loop, self._client_socket, self._on_client, self._pump)
         self._control = ipc.SocketReader(loop, child.control, self._on_control)
+
+    def _connect_worker(self, rank: int) -> zmq.Socket[bytes]:
+        return ipc.connect(self._child.context, zmq.PUSH, self._child.endpoint(f"steps-{rank}"))
 
     # --- steps
 
@@ -191,11 +196,12 @@ class Frontend:
         received_ns = time.monotonic_ns()
         header = decode_from_worker(frames[0])
         if isinstance(header, WorkerReady):
-            self._add_worker(header.rank, header.num_blocks)
+            self._on_worker_ready(header)
             return
         decoded_ns = time.monotonic_ns()
         self._stats.result_received(header.rank, header.step_id, header.is_last, header.busy_ns, received_ns)
         assert self._engine is not None
+        self._recent_results[header.rank].add(frames[0], frames[1])
         num_finished = self._engine.apply(header, np.frombuffer(frames[1], np.int32))
         self._spans.record(
             _RESULT_APPLIED,
@@ -210,18 +216,38 @@ class Frontend:
             num_finished,
         )
 
-    def _add_worker(self, rank: int, num_blocks: int) -> None:
+    def _on_worker_ready(self, ready: WorkerReady) -> None:
+        if self._engine is not None:
+            self._engine.restore_worker(ready.rank, ready.epoch)
+            return
         config = self._child.config
-        self._num_blocks_by_rank[rank] = num_blocks
+        rank, epoch = ready.rank, ready.epoch
+        self._num_blocks_by_rank[rank] = ready.num_blocks
         if len(self._num_blocks_by_rank) < config.worker.num_workers:
             return
         pipelines = [
-            _make_pipeline(self._child, self._parts, rank, count)
+            _make_pipeline(self._child, self._parts, rank, epoch, count)
             for rank, count in sorted(self._num_blocks_by_rank.items())
         ]
         smallest = min(self._num_blocks_by_rank.values())
         self._engine = Engine(self._parts, pipelines, _model_facts(self._child, smallest))
         self._child.say_ready({"num_blocks": sum(self._num_blocks_by_rank.values())})
+
+    def _on_worker_lost(self, rank: int) -> None:
+        """Its requests go on elsewhere. What it had sent is taken in first, and shown to the output process again: the
+        same bytes may not have got there.
+        """
+        self._results.drain()
+        if self._engine is None:
+            return
+        for frames in self._recent_results[rank].take_all():
+            ipc.send_frames(self._to_output, frames)
+        self._to_workers[rank].close(linger=0)  # with the steps that nobody will take
+        self._to_workers[rank] = self._connect_worker(rank)
+        self._stats.forget(rank)
+        for finish in self._engine.lose_worker(rank):
+            self._to_output.send(encode(finish))
+        self._pump()
 
     # --- clients
 
@@ -370,6 +396,8 @@ class Frontend:
                 depth = (self._engine.num_unfinished if self._engine else 0) + len(self._tokenizing)
                 self._child.control.send(encode(ChildStats(query_id, state, depth)))
                 self._control.poke()
+            case WorkerLost(rank):
+                self._on_worker_lost(rank)
             case Drain(timeout_s):
                 self._is_draining = True
                 self._loop.call_later(timeout_s, self._abort_all)
@@ -408,7 +436,7 @@ class Frontend:
         return [planner.counters for pipeline in pipelines for planner in pipeline.planners.values()]
 
 
-def _make_pipeline(child: Child, parts: dict[str, FrontendParts], rank: int, num_blocks: int) -> Pipeline:
+def _make_pipeline(child: Child, parts: dict[str, FrontendParts], rank: int, epoch: int, num_blocks: int) -> Pipeline:
     scheduler, cache = child.config.scheduler, child.config.cache
     limits = SchedulerLimits(
         max_num_seqs=scheduler.max_num_seqs,
@@ -422,8 +450,9 @@ def _make_pipeline(child: Child, parts: dict[str, FrontendParts], rank: int, num
         decode_steps=scheduler.decode_steps,
         num_speculative_tokens=scheduler.num_speculative_tokens,
     )
-    planners = {name: part.planner(limits) for name, part in parts.items()}
-    return Pipeline(rank, planners, scheduler.async_depth)
+    return Pipeline(
+        rank, lambda: {name: part.planner(limits) for name, part in parts.items()}, scheduler.async_depth, epoch
+    )
 
 
 def _model_facts(child: Child, num_blocks: int) -> ModelFacts:

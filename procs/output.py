@@ -36,6 +36,7 @@ from procengine.messages import (
     Resync,
     Shutdown,
     TextStop,
+    WorkerLost,
     WorkerReady,
     decode_from_frontend,
     decode_from_output_peer,
@@ -88,6 +89,9 @@ class Output:
         return sum(postprocessor.num_unfinished for postprocessor in self._postprocessors.values())
 
     def _on_frontend(self, frames: list[bytes]) -> None:
+        if len(frames) > 1:  # of a worker that has died, perhaps before it could send it here too
+            self._take_result(frames)
+            return
         match decode_from_frontend(frames[0]):
             case Register(workflow=workflow) as register:
                 self._postprocessors[workflow].register(register)
@@ -99,18 +103,20 @@ class Output:
                 self._finish(key, finish_reason, error)
             case Replay(key, position, token_ids):
                 for postprocessor in self._postprocessors.values():
-                    postprocessor.replay(key, position, token_ids)
+                    self._ask_for(postprocessor.replay(key, position, token_ids))
 
     def _on_result(self, frames: list[bytes]) -> None:
+        self._registers.drain()  # what the frontend said before it sent this step is here, but maybe not taken in
+        self._take_result(frames)
+
+    def _take_result(self, frames: list[bytes]) -> None:
         self._received_ns = received_ns = time.monotonic_ns()
         header = decode_from_worker(frames[0])
         if isinstance(header, WorkerReady):
             return
         decoded_ns = time.monotonic_ns()
-        self._registers.drain()  # what the frontend said before it sent this step is here, but maybe not taken in
         gaps = self._postprocessors[header.workflow].take_result(header, np.frombuffer(frames[1], np.int32))
-        for key, position in gaps:
-            self._to_frontend.send(encode(Resync(key, position)))
+        self._ask_for(gaps)
         self._spans.record(
             _RESULT_TAKEN,
             header.step_id,
@@ -122,6 +128,10 @@ class Output:
             time.monotonic_ns(),
             header.num_rows,
         )
+
+    def _ask_for(self, gaps: list[tuple[int, int]]) -> None:
+        for key, position in gaps:
+            self._to_frontend.send(encode(Resync(key, position)))
 
     def _flush(self) -> None:
         """Send what is new, one message a client."""
@@ -199,7 +209,7 @@ class Output:
                     return
                 self._is_ending = True
                 self._flush()  # results may still be on their way: the last one ends us
-            case Drain():  # draining is the frontend's business
+            case Drain() | WorkerLost():  # these are the frontend's business
                 pass
 
     def _end_all(self, error: str) -> None:

@@ -40,11 +40,13 @@ from procengine.messages import (
     Ready,
     Shutdown,
     Status,
+    WorkerLost,
     decode_from_control_peer,
     encode,
 )
 from procengine.paths import socket_path
 from procengine.profiling.span_ring import make_arena
+from procengine.restart_policy import RestartPolicy
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
 
 __all__ = ["main", "run_group"]
@@ -52,6 +54,7 @@ __all__ = ["main", "run_group"]
 _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
+_RESTARTED_ROLES = ("worker",)
 
 
 class Supervisor:
@@ -71,6 +74,9 @@ class Supervisor:
         self._status_peers: list[bytes] = []
         self._status_deadline_s: float | None = None
         self._query_id = 0
+        self._restart_limits = (config.group.max_restarts, config.group.restart_window_s)
+        self._restart_policies: dict[str, RestartPolicy] = {}
+        self._restarts_due: list[tuple[float, ChildProcess]] = []
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
         self._death_pipe = os.pipe()  # its write end is never written: children see it close
@@ -100,7 +106,7 @@ class Supervisor:
         ranks = [("worker", rank) for rank in range(self._config.worker.num_workers)]
         roles = [*ranks, ("frontend", 0), ("output", 0)]  # workers first: they take longest
         return [
-            ChildProcess(role, rank, self._config, self._death_pipe[0], self._make_spans(child_name(role, rank)))
+            ChildProcess(role, rank, 0, self._config, self._death_pipe[0], self._make_spans(child_name(role, rank)))
             for role, rank in roles
         ]
 
@@ -115,8 +121,11 @@ class Supervisor:
         if self._launcher_fd is not None:
             self._watch(self._launcher_fd, self._on_launcher_gone)
         for child in self._children:
-            self._watch(child.pidfd, lambda child=child: self._on_death(child))  # type: ignore[misc]
-            self._watch(child.log_fd, lambda child=child: self._on_log(child))  # type: ignore[misc]
+            self._watch_child(child)
+
+    def _watch_child(self, child: ChildProcess) -> None:
+        self._watch(child.pidfd, lambda: self._on_death(child))
+        self._watch(child.log_fd, lambda: self._on_log(child))
 
     def _watch(self, source: int | zmq.Socket[bytes], handler: Callable[[], None]) -> None:
         self._handlers[source] = handler
@@ -137,6 +146,9 @@ class Supervisor:
             description = self._describe()
             write_description(self._run_dir, description)
             _say({"event": "ready", **description})
+        elif child.epoch:
+            write_description(self._run_dir, self._describe())
+            _say({"event": "restarted", "process": child.name, "pid": child.pid})
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -200,7 +212,10 @@ class Supervisor:
         self._unwatch(child.pidfd)
         if self._state in ("starting", "ready", "draining"):
             self._hear_last_words(child)
-            self._fail(child.describe_end())
+            if self._state == "starting" or child.role not in _RESTARTED_ROLES:
+                self._fail(child.describe_end())
+            else:
+                self._plan_restart(child)
         elif not any(c.is_alive for c in self._children):
             self._state = "gone"
         elif child.role == "output" and not self._error:
@@ -213,6 +228,41 @@ class Supervisor:
             if self._control.poll(int(1e3 * left_s)):
                 self._on_control()
 
+    # --- restarts
+
+    def _plan_restart(self, child: ChildProcess) -> None:
+        """It died; the group goes on without it until its successor is ready."""
+        now_s = time.monotonic()
+        policy = self._restart_policies.setdefault(child.name, RestartPolicy(*self._restart_limits))
+        delay_s = policy.delay_s(now_s)
+        if delay_s is None:
+            end = child.describe_end()
+            if policy.max_restarts:
+                limit = (
+                    f"{policy.num_recent} times within {policy.window_s:g} s (max_restarts is {policy.max_restarts})"
+                )
+                end = f"{child.name} died {limit}; the last time: {end}"
+            self._fail(end)
+            return
+        write_log(f"procengine: {child.describe_end()}\nprocengine: {child.name} is restarted, its requests go on\n")
+        self._send_to("frontend", WorkerLost(child.rank, child.epoch))
+        self._restarts_due.append((now_s + delay_s, child))
+        self._start_due_children()
+
+    def _start_due_children(self) -> None:
+        now_s = time.monotonic()
+        due = [child for at_s, child in self._restarts_due if at_s <= now_s]
+        self._restarts_due = [entry for entry in self._restarts_due if entry[0] > now_s]
+        for dead in due:
+            self._replace(dead)
+
+    def _replace(self, dead: ChildProcess) -> None:
+        self._unwatch(dead.log_fd)
+        dead.close()
+        child = ChildProcess(dead.role, dead.rank, dead.epoch + 1, self._config, self._death_pipe[0], dead.spans_fd)
+        self._children[self._children.index(dead)] = child
+        self._watch_child(child)
+
     # --- end
 
     def _drain(self, timeout_s: float) -> None:
@@ -223,6 +273,7 @@ class Supervisor:
     def _stop(self, error: str | None = None) -> None:
         """Tell everybody to end; what does not within the grace time is killed."""
         self._state = "stopping"
+        self._restarts_due.clear()
         self._deadline_s = time.monotonic() + _STOP_GRACE_S
         if error:
             self._shut_down("output", "frontend", "worker", error=error)
@@ -246,6 +297,8 @@ class Supervisor:
         now_s = time.monotonic()
         if self._status_deadline_s is not None and now_s >= self._status_deadline_s:
             self._answer_status()
+        if self._restarts_due:
+            self._start_due_children()
         if self._deadline_s is None or now_s < self._deadline_s:
             return
         if self._state == "starting":
@@ -258,9 +311,10 @@ class Supervisor:
 
     def _poll_ms(self) -> int | None:
         deadlines = [d for d in (self._deadline_s, self._status_deadline_s) if d is not None]
+        deadlines += [at_s for at_s, _ in self._restarts_due]
         return max(0, int(1e3 * (min(deadlines) - time.monotonic())) + 1) if deadlines else None
 
-    def _send_to(self, role: str, message: Drain | Shutdown | Query) -> None:
+    def _send_to(self, role: str, message: Drain | Shutdown | Query | WorkerLost) -> None:
         for child in self._children:
             if child.role == role and child.is_alive:
                 ipc.send_routed(self._control, child.identity, encode(message))

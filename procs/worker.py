@@ -66,7 +66,7 @@ class _Device:
 
 def main(child: Child) -> None:
     """Load the model, say so, run steps until told to stop."""
-    identity = WorkerIdentity(child.rank, epoch=0)
+    identity = WorkerIdentity(child.rank, child.epoch)
     steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
     outputs: queue.SimpleQueue[Output | None] = queue.SimpleQueue()
     step_socket = ipc.bind(child.context, zmq.PULL, child.endpoint(f"steps-{child.rank}"))
@@ -84,7 +84,8 @@ def main(child: Child) -> None:
         name="send",
     )
     sender.start()
-    threading.Thread(target=_receive_steps, args=(step_socket, steps), name="receive", daemon=True).start()
+    receive_args = (step_socket, steps, identity.epoch)
+    threading.Thread(target=_receive_steps, args=receive_args, name="receive", daemon=True).start()
     threading.Thread(target=_obey_supervisor, args=(child, steps), name="control", daemon=True).start()
     try:
         _device_loop(device, identity, steps, outputs, child.spans.writer("device"))
@@ -124,12 +125,13 @@ def _device_loop(
             num_tokens = num_rows  # of the next pass, if there is one: it may have fewer
 
 
-def _receive_steps(socket: zmq.Socket[bytes], steps: queue.SimpleQueue[Step | None]) -> None:
+def _receive_steps(socket: zmq.Socket[bytes], steps: queue.SimpleQueue[Step | None], epoch: int) -> None:
     while True:
         frames = socket.recv_multipart()
         received_ns = time.monotonic_ns()
         header, payload = decode_step(frames[0]), np.frombuffer(frames[1], np.int32)
-        steps.put(Step(header, payload, received_ns, time.monotonic_ns()))
+        if header.epoch == epoch:  # else it was for a worker that is gone
+            steps.put(Step(header, payload, received_ns, time.monotonic_ns()))
 
 
 def _send_outputs(

@@ -53,6 +53,8 @@ _HELP: Final[Mapping[str, str]] = {
     "grammar_timeout": "seconds that compiling a request's structured_outputs may take",
     "start_timeout": "seconds until a group that is not ready counts as failed",
     "drain_timeout": "seconds that running requests may take to finish once the group is told to end",
+    "max_restarts": "deaths of one process within --restart-window after which the group gives up; 0 restarts none",
+    "restart_window": "seconds in which restarts are counted",
     "span_records": "newest spans that each thread keeps for `trace`, `profile` and `top`: a power of two; 0 is none",
 }
 

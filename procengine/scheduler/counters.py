@@ -18,6 +18,15 @@ class SchedulerCounters:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
 
+    def add(self, other: SchedulerCounters) -> None:
+        """Go on counting where another one stopped."""
+        self.num_preemptions += other.num_preemptions
+        self.prefix_hit_tokens += other.prefix_hit_tokens
+        self.prompt_tokens += other.prompt_tokens
+        self.output_tokens += other.output_tokens
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+
     def reset(self) -> None:
         """Count from zero."""
         self.num_preemptions = self.prefix_hit_tokens = self.prompt_tokens = self.output_tokens = 0

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from procengine.row_features import SAMPLING
 from procengine.scheduler.plan import PrefillChunk
-from procengine.scheduler.slot_table import SlotTable
+from procengine.scheduler.slot_table import Slots, SlotTable
 from procengine.speculation import propose
 
 __all__ = ["draft_chunk", "propose_drafts", "settle_drafts"]
@@ -19,7 +19,7 @@ __all__ = ["draft_chunk", "propose_drafts", "settle_drafts"]
 Int32s = NDArray[np.int32]
 
 
-def propose_drafts(table: SlotTable, slots: Int32s, num_left: Int32s, max_tokens: int) -> dict[int, Int32s]:
+def propose_drafts(table: SlotTable, slots: Slots, num_left: Int32s, max_tokens: int) -> dict[int, Int32s]:
     """Proposed tokens by slot, at most `max_tokens` and never up to the row's end.
 
     Rows whose logits depend on the tokens before them (penalties, grammars) get none: a proposal would change them.
@@ -44,7 +44,7 @@ def draft_chunk(table: SlotTable, slot: int, proposed: Int32s) -> PrefillChunk:
     return PrefillChunk(slot, start, token_ids, num_samples=token_ids.size)
 
 
-def settle_drafts(table: SlotTable, slots: Int32s, keys: NDArray[np.int64]) -> None:
+def settle_drafts(table: SlotTable, slots: Slots, keys: NDArray[np.int64]) -> None:
     """All tokens of these rows' drafts are taken in: what was proposed and not accepted was not computed."""
     drafted = slots[(table.keys[slots] == keys) & table.has_drafts[slots]]
     table.num_computed[drafted] = table.num_tokens[drafted] - 1

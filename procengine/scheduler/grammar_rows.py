@@ -43,7 +43,7 @@ class GrammarRows:
                 self._ask(request, request.grammar.fill_mask, mask)
                 plan.masked.append((sample, mask))
 
-    def advance(self, table: SlotTable, slots: NDArray[np.int32], token_ids: NDArray[np.int32]) -> None:
+    def advance(self, table: SlotTable, slots: NDArray[np.intp], token_ids: NDArray[np.int32]) -> None:
         """These tokens came for the requests in these slots."""
         for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
             request = table.requests[slot]

@@ -17,6 +17,7 @@ from procengine.stopping import NO_TOKEN, FinishLimits, check_finish
 __all__ = ["OwedResults"]
 
 Int32s = NDArray[np.int32]
+_FIRST = np.zeros(1, np.intp)
 
 
 class OwedResults:
@@ -50,7 +51,7 @@ class OwedResults:
             request.num_in_flight -= int(is_row_done[row])
             if not request.num_in_flight:
                 del self._request_by_key[key]
-            codes = check_finish(token_ids[row : row + 1], positions[row : row + 1], _limits_of(request))
+            codes = check_finish(token_ids[row : row + 1], positions[row : row + 1], _limits_of(request), _FIRST)
             yield request, int(token_ids[row]), int(codes[0])
 
 

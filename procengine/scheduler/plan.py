@@ -12,6 +12,7 @@ from procengine.request import Request
 __all__ = ["BlockUpdate", "PrefillChunk", "StepPlan"]
 
 _NO_ROWS = np.zeros(0, np.int32)
+_NO_SLOTS = np.zeros(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,9 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class BlockUpdate:
-    """Block table entries that changed: `block_tables[slots, indices] = blocks`, int32 arrays of one length."""
+    """Block table entries that changed: `block_tables[slots, indices] = blocks`, arrays of one length."""
 
-    slots: NDArray[np.int32]
+    slots: NDArray[np.intp]
     indices: NDArray[np.int32]
     blocks: NDArray[np.int32]
 
@@ -53,6 +54,7 @@ class StepPlan:
     """One step. Rows are the decode slots in order, then the chunks in order.
 
     Attributes:
+        decode_slots: intp; the same array as in the step before while no row comes or goes.
         decode_positions: int32, where each decode row's input token stands (its sampled token stands one further).
         decode_token_ids: int32, the decode rows' input tokens; None: the worker has them.
         row_steps: int32, forward passes each decode row takes part in, at most `decode_steps`.
@@ -60,7 +62,7 @@ class StepPlan:
         masked: (sample, int32 [words]) for samples that obey a grammar: bit i of word w allows token 32 * w + i.
     """
 
-    decode_slots: NDArray[np.int32] = field(default_factory=lambda: _NO_ROWS)
+    decode_slots: NDArray[np.intp] = field(default_factory=lambda: _NO_SLOTS)
     decode_positions: NDArray[np.int32] = field(default_factory=lambda: _NO_ROWS)
     row_steps: NDArray[np.int32] = field(default_factory=lambda: _NO_ROWS)
     decode_token_ids: NDArray[np.int32] | None = None
@@ -75,9 +77,9 @@ class StepPlan:
         """Rows of the step."""
         return self.decode_slots.size + len(self.chunks)
 
-    def sample_slots(self) -> NDArray[np.int32]:
+    def sample_slots(self) -> NDArray[np.intp]:
         """Slots that yield a token in the first forward pass, in row order."""
         if not self.chunks:
             return self.decode_slots
-        slots = np.array([chunk.slot for chunk in self.chunks], np.int32)
+        slots = np.array([chunk.slot for chunk in self.chunks], np.intp)
         return np.concatenate((self.decode_slots, np.repeat(slots, [chunk.num_samples for chunk in self.chunks])))

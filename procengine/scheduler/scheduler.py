@@ -27,7 +27,7 @@ from procengine.scheduler.grammar_rows import GrammarRows
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.scheduler.owed_results import OwedResults
 from procengine.scheduler.plan import BlockUpdate, PrefillChunk, StepPlan
-from procengine.scheduler.slot_table import VACANT, SlotTable
+from procengine.scheduler.slot_table import VACANT, Slots, SlotTable
 from procengine.scheduler.waiting_queue import WaitingQueue
 from procengine.stopping import FINISH_REASON, NOT_FINISHED, check_finish
 
@@ -47,9 +47,11 @@ class Scheduler:
         self.pool = BlockPool(limits.num_blocks, enable_prefix_caching=limits.enable_prefix_caching)
         self.waiting = WaitingQueue()
         self._prefilling: list[Request] = []
-        self._decode_slots: Int32s = np.zeros(0, np.int32)
+        self._decode_slots: Slots = np.zeros(0, np.intp)
+        self._row_steps: Int32s = np.zeros(0, np.int32)
         self.grammars = GrammarRows()
         self._owed = OwedResults()
+        self._suspect: Request | None = None
 
     # --- requests in and out
 
@@ -67,7 +69,9 @@ class Scheduler:
         if self._prefilling:
             return True
         request = self.waiting.peek() if self.table.num_vacant else None
-        return request is not None and not request.num_in_flight and self._has_room(len(request.token_ids))
+        if request is None or request.num_in_flight or not self._may_join(request):
+            return False
+        return self._has_room(len(request.token_ids))
 
     def add(self, request: Request) -> None:
         """Queue a request whose prompt fits the pool (`SchedulerLimits.pool_tokens`)."""
@@ -95,6 +99,24 @@ class Scheduler:
         else:
             self._leave_slot(request)
 
+    def take_all(self) -> list[Request]:
+        """Take out every unfinished request, in order of service, with what it has so far. The worker is gone: nothing
+        is owed any more, and prompts must be scored again, as results may have been lost. Those that were running count
+        a death of a worker. This scheduler is not used afterwards.
+        """
+        running = [request for request in self.table.requests if request is not None]
+        waiting = self.waiting.pop_all()
+        for request in running:
+            num_computed = int(self.table.num_computed[request.slot])
+            self.table.vacate(request)
+            request.note_worker_death(num_computed)
+        for request in waiting:
+            if request.num_in_flight:
+                request.note_worker_death(len(request.token_ids) + request.num_in_flight - 1)
+        for request in running + waiting:
+            request.num_in_flight = request.num_scored_tokens = 0
+        return sorted(running + waiting, key=lambda request: request.order)
+
     # --- planning
 
     def schedule(self) -> StepPlan | None:
@@ -114,33 +136,47 @@ class Scheduler:
 
     def _schedule_decodes(self, plan: StepPlan) -> None:
         table, slots = self.table, self._decode_slots
+        must_wait = self._must_wait(slots) if self._num_waiting_rows else None
+        if must_wait is not None:
+            is_ready = ~must_wait | (table.num_tokens[slots] == table.num_computed[slots] + 1)
+            slots, must_wait = slots[is_ready], must_wait[is_ready]
         if not slots.size:
             return
-        # A row that decodes has num_computed + 1 tokens, planned ones included; it may grow to end_position.
-        num_left = table.end_positions[slots] - table.num_computed[slots] - 1
-        is_ready = num_left > 0
-        if self._num_waiting_rows:
-            is_ready &= self._has_newest_token(slots)
-        if not is_ready.all():
-            slots, num_left = slots[is_ready], num_left[is_ready]
         decode_steps = 1 if self.limits.decode_steps == 1 or self.would_prefill else self.limits.decode_steps
-        row_steps = np.minimum(num_left, np.int32(decode_steps))
-        if self._num_waiting_rows:
-            row_steps[self._must_wait(slots)] = 1
-        drafts = propose_drafts(table, slots, num_left, self.limits.num_speculative_tokens)
-        if drafts:
-            row_steps += np.array([drafts[s].size if s in drafts else 0 for s in slots.tolist()], np.int32)
-        slots, row_steps = self._reserve_decode_blocks(plan, slots, row_steps)
-        if drafts:
-            slots, row_steps = self._schedule_drafts(plan, slots, drafts)
-        if not slots.size:
-            return
+        row_steps = self._equal_steps(slots.size, decode_steps)
+        is_due = table.num_computed[slots] + row_steps > table.next_events[slots]
+        if must_wait is not None:
+            is_due |= must_wait
+        drafts: dict[int, Int32s] = {}
+        if is_due.any():  # the other rows, usually most of them, only go on by so many positions
+            num_left = table.end_positions[slots] - table.num_computed[slots] - 1
+            row_steps = np.minimum(row_steps, num_left)
+            if must_wait is not None:
+                row_steps[must_wait] = np.minimum(row_steps[must_wait], 1)
+            is_going_on = num_left > 0
+            if not is_going_on.all():  # else the array stays the one that the input builder knows
+                slots, num_left = slots[is_going_on], num_left[is_going_on]
+                row_steps, is_due = row_steps[is_going_on], is_due[is_going_on]
+            drafts = propose_drafts(table, slots, num_left, self.limits.num_speculative_tokens)
+            if drafts:
+                row_steps += np.array([drafts[s].size if s in drafts else 0 for s in slots.tolist()], np.int32)
+            slots, row_steps = self._reserve_decode_blocks(plan, slots, row_steps, is_due)
+            if drafts:
+                slots, row_steps = self._schedule_drafts(plan, slots, drafts)
+            if not slots.size:
+                return
         plan.decode_slots, plan.row_steps = slots, row_steps
-        plan.decode_steps = int(row_steps.max())
+        plan.decode_steps = 1 if decode_steps == 1 else int(row_steps.max())
         plan.decode_positions = table.num_computed[slots]
         if self.limits.num_speculative_tokens:  # the worker's own record of a row ends at its last rejected proposal
             plan.decode_token_ids = table.token_ids[slots, plan.decode_positions]
         table.num_computed[slots] = plan.decode_positions + row_steps
+
+    def _equal_steps(self, num_rows: int, decode_steps: int) -> Int32s:
+        """int32 [rows], all the same; the array of the step before if it serves."""
+        if self._row_steps.size != num_rows or self._row_steps[0] != decode_steps:
+            self._row_steps = np.full(num_rows, decode_steps, np.int32)
+        return self._row_steps
 
     # --- rows whose newest token must be back before they can be planned
 
@@ -149,17 +185,13 @@ class Scheduler:
         """Upper bound of such rows; 0 in a group that has none, which then pays nothing for them."""
         return self._decode_slots.size if self.limits.num_speculative_tokens else self.grammars.num_running
 
-    def _must_wait(self, slots: Int32s) -> NDArray[np.bool_]:
+    def _must_wait(self, slots: Slots) -> NDArray[np.bool_]:
         if self.limits.num_speculative_tokens:
             return np.ones(slots.size, np.bool_)
         must_wait: NDArray[np.bool_] = (self.table.features[slots] & GRAMMAR) != 0
         return must_wait
 
-    def _has_newest_token(self, slots: Int32s) -> NDArray[np.bool_]:
-        is_back: NDArray[np.bool_] = self.table.num_tokens[slots] == self.table.num_computed[slots] + 1
-        return is_back | ~self._must_wait(slots)
-
-    def _schedule_drafts(self, plan: StepPlan, slots: Int32s, drafts: dict[int, Int32s]) -> tuple[Int32s, Int32s]:
+    def _schedule_drafts(self, plan: StepPlan, slots: Slots, drafts: dict[int, Int32s]) -> tuple[Slots, Int32s]:
         """Turn rows with proposals into chunks that sample everywhere. Returns the rows that are left, a pass each."""
         budget = self.limits.max_num_batched_tokens // 2 - slots.size  # the other half is for prompts
         is_left = np.ones(slots.size, np.bool_)
@@ -175,25 +207,29 @@ class Scheduler:
                 is_left[row] = False
         return slots[is_left], np.ones(np.count_nonzero(is_left), np.int32)
 
-    def _reserve_decode_blocks(self, plan: StepPlan, slots: Int32s, row_steps: Int32s) -> tuple[Int32s, Int32s]:
+    def _reserve_decode_blocks(
+        self, plan: StepPlan, slots: Slots, row_steps: Int32s, is_due: NDArray[np.bool_]
+    ) -> tuple[Slots, Int32s]:
         """Give each row the blocks its tokens need, preempting the last in order of service while there are not enough.
 
-        One request alone always fits (`end_position` is at most `pool_tokens`), so this ends.
+        Only rows that are due may need one. One request alone always fits (`end_position` is at most `pool_tokens`), so
+        this ends.
         """
         table = self.table
         while True:
-            last_positions = table.num_computed[slots] + row_steps - 1
+            due = slots[is_due]
+            last_positions = table.num_computed[due] + row_steps[is_due] - 1
             # A row whose proposals were rejected has blocks to spare; what it has is no block for another one.
-            num_missing = np.maximum(last_positions // table.block_size + 1 - table.num_blocks[slots], 0)
+            num_missing = np.maximum(last_positions // table.block_size + 1 - table.num_blocks[due], 0)
             if not num_missing.any():
                 return slots, row_steps
             if num_missing.sum() <= self.pool.num_available:
                 break
             self._preempt_last()
             stays = table.keys[slots] != VACANT
-            slots, row_steps = slots[stays], row_steps[stays]
+            slots, row_steps, is_due = slots[stays], row_steps[stays], is_due[stays]
         for round_ in range(int(num_missing.max(initial=0))):
-            growing = slots[num_missing > round_]
+            growing = due[num_missing > round_]
             blocks = self.pool.allocate(growing.size)
             assert blocks is not None
             plan.block_updates.append(BlockUpdate(growing, table.append_blocks(growing, blocks), blocks))
@@ -210,6 +246,8 @@ class Scheduler:
         while budget > 0 and self.table.num_vacant and (request := self.waiting.peek()):
             if request.num_in_flight:
                 break  # its newest tokens are still under way; they come with a step already sent
+            if not self._may_join(request):
+                break
             matched = self._match_prefix(request)
             num_cached = len(matched) * self.limits.block_size
             if not self.limits.enable_chunked_prefill and len(request.token_ids) - num_cached > budget:
@@ -220,6 +258,16 @@ class Scheduler:
             self.waiting.pop()
             self._start(plan, request, blocks, num_cached)
             budget -= self._schedule_chunk(plan, request, budget)
+
+    def _may_join(self, request: Request) -> bool:
+        """Whether it may run beside those that do: a suspect runs alone."""
+        suspect = self._suspect
+        if suspect is not None:
+            if suspect.slot != NO_SLOT and self.table.num_tokens[suspect.slot] < suspect.death_position:
+                return False
+            suspect.num_worker_deaths = 0
+            self._suspect = None
+        return not (request.is_suspect and self.num_running)
 
     def _match_prefix(self, request: Request) -> list[int]:
         """Cached blocks of the request's tokens. At least one token is left to compute.
@@ -261,8 +309,7 @@ class Scheduler:
 
     def _start(self, plan: StepPlan, request: Request, blocks: Int32s, num_cached: int) -> None:
         slot, table = self.table.place(request), self.table
-        table.block_tables[slot, : blocks.size] = blocks
-        table.num_blocks[slot] = blocks.size
+        table.set_blocks(slot, blocks)
         table.num_computed[slot] = num_cached
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached
@@ -270,9 +317,11 @@ class Scheduler:
             self.counters.prefix_hit_tokens += num_cached
         self._prefilling.append(request)
         self.grammars.enter(request)
+        if request.is_suspect:
+            self._suspect = request
         plan.admitted.append(request)
         plan.block_updates.append(
-            BlockUpdate(np.full(blocks.size, slot, np.int32), np.arange(blocks.size, dtype=np.int32), blocks)
+            BlockUpdate(np.full(blocks.size, slot, np.intp), np.arange(blocks.size, dtype=np.int32), blocks)
         )
 
     def _schedule_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
@@ -297,14 +346,14 @@ class Scheduler:
         self._publish(request, start // table.block_size, end // table.block_size)
         if is_last:
             self._prefilling.remove(request)
-            self._decode_slots = np.append(self._decode_slots, np.int32(slot))
+            self._decode_slots = np.append(self._decode_slots, np.intp(slot))
         return length
 
     # --- results
 
     def apply(
         self,
-        slots: Int32s,
+        slots: Slots,
         keys: NDArray[np.int64],
         positions: Int32s,
         token_ids: Int32s,
@@ -313,7 +362,7 @@ class Scheduler:
         """Take in the tokens of one forward pass.
 
         Args:
-            slots: int32 [n], where the rows were when their step was planned, no slot twice.
+            slots: intp [n], where the rows were when their step was planned, no slot twice.
             keys: int64 [n], whose tokens they are; rows whose slot has another holder now are dropped or, for a
                 preempted request, kept with it.
             positions: int32 [n], the next one of each row.
@@ -335,12 +384,11 @@ class Scheduler:
                 finished += self._finish_by_code(request, code)
             slots, positions, token_ids = slots[is_live], positions[is_live], token_ids[is_live]
         assert (positions == table.num_tokens[slots]).all(), "a worker skipped or repeated a token"
-        table.token_ids[slots, positions] = token_ids
-        table.num_tokens[slots] = positions + 1
+        table.append_tokens(slots, positions, token_ids)
         self.counters.output_tokens += slots.size
         if self.grammars.num_running:
             self.grammars.advance(table, slots, token_ids)
-        codes = check_finish(token_ids, positions, table.finish_limits(slots))
+        codes = check_finish(token_ids, positions, table.finish_limits, slots)
         for row in np.flatnonzero(codes):
             request = table.requests[slots[row]]
             assert request is not None

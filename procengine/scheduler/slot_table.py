@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from procengine.request import NO_SLOT, Request
 from procengine.stopping import NO_TOKEN, FinishLimits
 
-__all__ = ["VACANT", "SlotTable"]
+__all__ = ["VACANT", "SlotTable", "Slots"]
 
 VACANT = -1  # key of a slot nobody holds
 
-Slots = NDArray[np.int32]
+Slots = NDArray[np.intp]  # what numpy indexes with: other integers are converted at each use
 
 
 class SlotTable:
@@ -28,6 +28,8 @@ class SlotTable:
         num_computed: int32, tokens whose KV entries exist once the steps in flight are done. A row that decodes has
             exactly one token more than that: the one its last step in flight, or the last result, yields.
         num_blocks: int32, blocks held.
+        next_events: int32, up to how many computed tokens nothing has to be decided for a row: there it is complete, or
+            needs a block.
         has_drafts: bool, the row's step in flight tries proposed tokens, so how many it yields is not known.
         token_ids: int32 [slots, max_model_len], the confirmed tokens.
         block_tables: int32 [slots, blocks of max_model_len].
@@ -40,6 +42,7 @@ class SlotTable:
         self.num_tokens = np.zeros(max_num_seqs, np.int32)
         self.num_computed = np.zeros(max_num_seqs, np.int32)
         self.num_blocks = np.zeros(max_num_seqs, np.int32)
+        self.next_events = np.zeros(max_num_seqs, np.int32)
         self.end_positions = np.zeros(max_num_seqs, np.int32)
         self.min_positions = np.zeros(max_num_seqs, np.int32)
         self.features = np.zeros(max_num_seqs, np.int32)
@@ -48,6 +51,7 @@ class SlotTable:
         self.stop_token_ids = np.full((max_num_seqs, 4), NO_TOKEN, np.int32)
         # zeros, not empty: the pages stay untouched (and out of RSS) until a token is written
         self.token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self._flat_token_ids = self.token_ids.reshape(-1)  # one index an element is half as dear as two
         self.block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int32)
         self.requests: list[Request | None] = [None] * max_num_seqs
         self._vacant = list(range(max_num_seqs - 1, -1, -1))
@@ -89,15 +93,32 @@ class SlotTable:
         indices = self.num_blocks[slots]
         self.block_tables[slots, indices] = blocks
         self.num_blocks[slots] = indices + 1
+        self._set_next_events(slots)
         return indices
+
+    def set_blocks(self, slot: int, blocks: NDArray[np.int32]) -> None:
+        """Give a slot that holds none its first blocks."""
+        self.block_tables[slot, : blocks.size] = blocks
+        self.num_blocks[slot] = blocks.size
+        self._set_next_events(np.array([slot]))
+
+    def append_tokens(self, slots: Slots, positions: NDArray[np.int32], token_ids: NDArray[np.int32]) -> None:
+        """Confirm one token in each of `slots` (no repeats), at its next position."""
+        self._flat_token_ids[slots * self.token_ids.shape[1] + positions] = token_ids
+        self.num_tokens[slots] = positions + 1
 
     def held_blocks(self, slot: int) -> NDArray[np.int32]:
         """The blocks of one slot, in table order (a copy)."""
         return self.block_tables[slot, : self.num_blocks[slot]].copy()
 
-    def finish_limits(self, slots: Slots) -> FinishLimits:
-        """Limits of `slots`, for `check_finish`."""
-        return FinishLimits(self.end_positions[slots], self.stop_token_ids[slots], self.min_positions[slots])
+    @property
+    def finish_limits(self) -> FinishLimits:
+        """Of all slots, for `check_finish`."""
+        return FinishLimits(self.end_positions, self.stop_token_ids, self.min_positions)
+
+    def _set_next_events(self, slots: Slots) -> None:
+        # A row that decodes has one token more than it has computed.
+        self.next_events[slots] = np.minimum(self.end_positions[slots] - 1, self.num_blocks[slots] * self.block_size)
 
     def _set_stop_token_ids(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
         width = self.stop_token_ids.shape[1]

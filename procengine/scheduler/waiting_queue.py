@@ -16,7 +16,7 @@ class WaitingQueue:
     """A heap by `Request.order`. A finished request is dropped when it comes up, not searched for."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int], Request]] = []
+        self._heap: list[tuple[tuple[bool, int, int], Request]] = []
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -37,6 +37,13 @@ class WaitingQueue:
         """Take out what `peek` returned."""
         self._num_waiting -= 1
         return heapq.heappop(self._heap)[1]
+
+    def pop_all(self) -> list[Request]:
+        """Take out everybody, in order."""
+        taken = [request for _, request in sorted(self._heap, key=lambda entry: entry[0]) if not request.is_finished]
+        self._heap.clear()
+        self._num_waiting = 0
+        return taken
 
     def remove(self, request: Request) -> None:
         """Forget a request that was just marked finished."""

@@ -28,14 +28,15 @@ class EmbedBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @dataclass(slots=True, eq=False)
 class EmbedRequest:
-    """One sequence to embed. `prompt_token_ids` is int32 [n]."""
+    """One sequence to embed. `token_ids` is int32 [n]."""
 
     key: int
     client: bytes
     request_id: str
-    prompt_token_ids: NDArray[np.int32]
+    token_ids: NDArray[np.int32]
     is_finished: bool = False
     num_cached_tokens: int | None = 0
+    num_worker_deaths: int = 0
 
 
 def accept(body: EmbedBody, prepared: Prepared, facts: ModelFacts, identity: Identity) -> list[EmbedRequest]:
@@ -61,7 +62,7 @@ def register(request: EmbedRequest, body: EmbedBody) -> Register:
         request_id=request.request_id,
         index=0,
         workflow="embed",
-        prompt_token_ids=request.prompt_token_ids.tolist(),
+        prompt_token_ids=request.token_ids.tolist(),
         end_position=0,
     )
 
@@ -69,19 +70,22 @@ def register(request: EmbedRequest, body: EmbedBody) -> Register:
 class EmbedPlanner:
     """First come, first served; as many whole sequences a step as the token budget takes."""
 
-    wants_late_plan = False  # requests do not depend on each other: the pipe may always be full
-
     def __init__(self, limits: SchedulerLimits) -> None:
         self.counters = SchedulerCounters()
         self._max_tokens = limits.max_num_batched_tokens
         self._max_rows = limits.max_num_seqs
         self._waiting: deque[EmbedRequest] = deque()
-        self._running: set[int] = set()
+        self._running: dict[int, EmbedRequest] = {}
 
     @property
     def num_unfinished(self) -> int:
         """Requests waiting or under way."""
         return sum(not r.is_finished for r in self._waiting) + len(self._running)
+
+    @property
+    def wants_late_plan(self) -> bool:
+        """Requests do not depend on each other: the pipe may always be full, but for one that may kill the worker."""
+        return any(map(_is_suspect, self._running.values())) or (bool(self._waiting) and _is_suspect(self._waiting[0]))
 
     @property
     def gauges(self) -> Gauges:
@@ -95,25 +99,32 @@ class EmbedPlanner:
     def finish(self, request: EmbedRequest) -> None:
         """Take a request out; a result under way for it is dropped."""
         request.is_finished = True
-        self._running.discard(request.key)
+        self._running.pop(request.key, None)
 
     def take_failed(self) -> list[tuple[EmbedRequest, str]]:
         """None: a sequence that was accepted can be embedded."""
         return []
 
+    def take_all(self) -> list[EmbedRequest]:
+        """Every unfinished request: the worker is gone, and so is this planner."""
+        running, waiting = list(self._running.values()), [r for r in self._waiting if not r.is_finished]
+        for request in running:
+            request.num_worker_deaths += 1
+        return sorted(running + waiting, key=lambda request: (not _is_suspect(request), request.key))
+
     def plan(self) -> list[EmbedRequest] | None:
         """The rows of the next step, or None if nothing waits."""
         rows = self._take_rows()
-        self._running.update(r.key for r in rows)
+        self._running.update((r.key, r) for r in rows)
         return rows or None
 
     def build(self, rows: list[EmbedRequest], step_id: int, epoch: int) -> PlannedStep:
         """The step of these rows."""
-        lengths = np.array([len(r.prompt_token_ids) for r in rows], np.int32)
+        lengths = np.array([len(r.token_ids) for r in rows], np.int32)
         sections = {
             "key_words": np.array([r.key for r in rows], np.int64).view(np.int32),
             "query_start_loc": np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
-            "input_ids": np.concatenate([r.prompt_token_ids for r in rows]),
+            "input_ids": np.concatenate([r.token_ids for r in rows]),
             "positions": np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
         }
         buffer = np.empty(sum(section.size for section in sections.values()), np.int32)
@@ -132,7 +143,7 @@ class EmbedPlanner:
 
     def history(self, request: EmbedRequest) -> NDArray[np.int32]:
         """All tokens of the request, int32 [n]."""
-        return request.prompt_token_ids
+        return request.token_ids
 
     def count_cached_tokens(self, request: EmbedRequest) -> int:
         """None: there is no cache."""
@@ -143,10 +154,16 @@ class EmbedPlanner:
         budget = self._max_tokens
         while self._waiting and len(rows) < self._max_rows:
             request = self._waiting[0]
-            if not request.is_finished and len(request.prompt_token_ids) > budget:
-                break
-            self._waiting.popleft()
             if not request.is_finished:
+                if len(request.token_ids) > budget or (_is_suspect(request) and rows):
+                    break
                 rows.append(request)
-                budget -= len(request.prompt_token_ids)
+                budget -= len(request.token_ids)
+            self._waiting.popleft()
+            if _is_suspect(request):
+                break  # it runs alone
         return rows
+
+
+def _is_suspect(request: EmbedRequest) -> bool:
+    return not request.is_finished and request.num_worker_deaths > 1

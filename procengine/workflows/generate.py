@@ -156,7 +156,7 @@ def _end_position(num_prompt_tokens: int, params: SamplingParams, facts: ModelFa
 class _SentStep:
     """What the results of a step will be matched with."""
 
-    slots: NDArray[np.int32]  # [samples]; with drafts: [rows that sample]
+    slots: NDArray[np.intp]  # [samples]; with drafts: [rows that sample]
     row_steps: NDArray[np.int32]  # [samples] forward passes each row takes part in
     draft_keys: NDArray[np.int64] | None  # the keys in `slots`, if a row may yield several tokens
 
@@ -197,6 +197,10 @@ class GeneratePlanner:
         """Requests that cannot go on, and why; to be finished by the caller."""
         return self.scheduler.grammars.take_failed()
 
+    def take_all(self) -> list[Request]:
+        """Every unfinished request: the worker is gone, and so is this planner."""
+        return self.scheduler.take_all()
+
     def plan(self) -> StepPlan | None:
         """What the next step computes, or None if nothing can run now."""
         return self.scheduler.schedule()
@@ -224,7 +228,7 @@ class GeneratePlanner:
         """A row may have several tokens: take them in one position after the other."""
         assert sent.draft_keys is not None
         slot_by_key = dict(zip(sent.draft_keys.tolist(), sent.slots.tolist(), strict=True))
-        slots = np.array([slot_by_key[key] for key in keys.tolist()], np.int32)
+        slots = np.array([slot_by_key[key] for key in keys.tolist()], np.intp)
         finished: list[tuple[Request, str]] = []
         for rows, is_done in iter_rounds(keys):
             finished += self.scheduler.apply(slots[rows], keys[rows], positions[rows], token_ids[rows], is_done)
@@ -244,7 +248,7 @@ class GeneratePlanner:
 def _sent_step(plan: StepPlan, table: SlotTable) -> _SentStep:
     slots = plan.sample_slots()
     if any(chunk.num_samples > 1 for chunk in plan.chunks):
-        slots = np.array(list(dict.fromkeys(slots.tolist())), np.int32)  # each once, in order
+        slots = np.array(list(dict.fromkeys(slots.tolist())), np.intp)  # each once, in order
         return _SentStep(slots, np.ones(slots.size, np.int32), table.keys[slots])
     return _SentStep(slots, plan.row_steps if not plan.chunks else np.ones(slots.size, np.int32), None)
 

@@ -13,8 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Distribution -> import root, where the two differ.
 IMPORT_ROOT = {"pyzmq": "zmq"}
 
-# Imported only where present: the extras `hub` and `plot`, and backends that come with a GPU build of torch or on their
-# own.
+# Imported only where present: the extras `hub` and `plot`, and backends that come with a GPU build of torch or alone.
 OPTIONAL = {"flash_attn", "huggingface_hub", "matplotlib", "triton"}
 
 

@@ -231,6 +231,7 @@ def _is_refused(raw: RawClient) -> bool:
 
 
 ROLES = ["worker-0", "frontend", "output"]
+NO_RESTARTS = ("--max-restarts", "0")
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -238,7 +239,7 @@ def test_a_child_that_dies_under_load_ends_the_group_and_everybody_hears_why(
     serve: Callable[..., Served], role: str
 ) -> None:
     """IPC-01: plain requests and streams, of bare sockets and of both clients."""
-    group = serve(*SLOW)
+    group = serve(*SLOW, *NO_RESTARTS)
 
     async def call(raw: RawClient) -> list[object]:
         async with AsyncClient(group.endpoint) as client:
@@ -274,7 +275,7 @@ def test_a_child_that_dies_under_load_ends_the_group_and_everybody_hears_why(
 
 @pytest.mark.parametrize("role", ["worker-0", "output", pytest.param("frontend", marks=pytest.mark.slow)])
 def test_a_child_that_dies_while_nothing_runs_ends_the_group(serve: Callable[..., Served], role: str) -> None:
-    group = serve()
+    group = serve(*NO_RESTARTS)
     with group.client() as client:
         write_to_log_of(group, role, "last words of it\n")
         os.kill(group.pids[role], signal.SIGKILL)
@@ -311,7 +312,7 @@ def test_an_error_that_nothing_expected_ends_the_group(
     serve: Callable[..., Served], role: str, socket: str, frames: list[bytes]
 ) -> None:
     """A broken invariant or a dead thread must not be logged and forgotten: whoever waits would wait for ever."""
-    group = serve(*SLOW)
+    group = serve(*SLOW, *NO_RESTARTS)
     with RawClient(group.endpoint) as raw:
         names = start_load(raw)
         door = raw.connect(group.endpoint.replace("frontend.sock", f"{socket}.sock"), zmq.PUSH)

@@ -288,7 +288,7 @@ def test_llm_in_process_answers_and_leaves_nothing(model: Path) -> None:
 
 def test_llm_hears_of_a_death_and_ends_with_its_last_reference(model: Path) -> None:
     others = set(descendants(os.getpid()))  # groups of other tests
-    llm = LLM(str(model), device="mock", mock_step_ms=5)
+    llm = LLM(str(model), device="mock", mock_step_ms=5, max_restarts=0)
     pids = [pid for pid in descendants(os.getpid()) if pid not in others]
     with Client(llm.config.group.name) as client:
         stream = client.stream([70], SamplingParams(max_tokens=1000))

@@ -149,14 +149,14 @@ class TrueSequences:
 class SimulatedWorker:
     """Runs steps in order, from the bytes that would cross the socket."""
 
-    def __init__(self, limits: SchedulerLimits, truth: TrueSequences, *, rank: int = 0) -> None:
+    def __init__(self, limits: SchedulerLimits, truth: TrueSequences, *, rank: int = 0, epoch: int = 0) -> None:
         self.num_computed_tokens = 0
         self.num_computed_by_key: dict[int, int] = {}
         self.num_accepted = self.num_rejected = 0  # proposals
         self.headers: list[StepInput] = []
         self.slot_lists: list[tuple[SlotList, int, list[int]]] = []  # with the key in place of the slot
         self._features = np.zeros(limits.max_num_seqs, np.int32)
-        self._identity = WorkerIdentity(rank, 0)
+        self._identity = WorkerIdentity(rank, epoch)
         self._limits = limits
         self._truth = truth
         self._tokens = np.full((limits.num_blocks, limits.block_size), _NOTHING, np.int32)
@@ -437,7 +437,7 @@ class Driver:
         self.truth = TrueSequences(rule)
         self.worker = SimulatedWorker(scheduler_limits, self.truth)
         self.planner = (GeneratePlanner if plans_late else _EagerPlanner)(scheduler_limits)
-        self.pipeline = Pipeline(0, {"generate": self.planner}, depth)
+        self.pipeline = Pipeline(0, lambda: {"generate": self.planner}, depth)
         self.received: dict[int, Received] = {}
         self.started: list[int] = []  # keys in the order of their (first) admission
         self.num_results = 0

@@ -27,6 +27,7 @@ from procengine.messages import (
     encode,
 )
 from procengine.pipeline import Pipeline
+from procengine.recent_results import RecentResults
 from procengine.sampling_params import SamplingParams
 from procengine.step_output import EmbedOutput, PassTimes, WorkerIdentity
 from procengine.step_payload import EMBED_SECTIONS, cut_sections, join_int64
@@ -56,14 +57,16 @@ class Group:
         self.workers = [SimulatedWorker(own, self.truth, rank=rank) for rank in range(num_workers)]
         parts = {name: load_frontend_parts(name) for name in ("generate", "embed")}
         pipelines = [
-            Pipeline(rank, {name: part.planner(own) for name, part in parts.items()}, depth)
+            Pipeline(rank, lambda: {name: part.planner(own) for name, part in parts.items()}, depth)
             for rank in range(num_workers)
         ]
         facts = ModelFacts(1000, own.max_model_len, own.pool_tokens, own.max_num_batched_tokens, (), LimitsConfig())
         self.engine = Engine(parts, pipelines, facts)
         self.to_frontend: deque[tuple[bytes, bytes]] = deque()
         self.to_output: list[deque[tuple[bytes, bytes]]] = [deque() for _ in range(num_workers)]
-        self.told: list[Register | Finish | Replay | Admitted] = []
+        self.recent_results = [RecentResults() for _ in range(num_workers)]
+        self.epochs = [0] * num_workers
+        self.told: list[Register | Finish | Replay | Admitted | tuple[bytes, bytes]] = []
 
     def submit(self, name: str, prompt: list[int], client: bytes = b"c", seed: int = 0, **params: Any) -> Register:
         body = GenerateBody(prompt_token_ids=prompt, sampling_params=SamplingParams(**params))
@@ -93,9 +96,32 @@ class Group:
         """One result to the frontend."""
         if not self.to_frontend:
             return False
-        header, payload = decoded(self.to_frontend.popleft())
+        frames = self.to_frontend.popleft()
+        header, payload = decoded(frames)
+        self.recent_results[header.rank].add(*frames)
         self.engine.apply(header, payload)
         return True
+
+    def kill_worker(self, rank: int, rng: random.Random) -> None:
+        """It dies, and the newest of what it sent with it: of what reached the frontend, the output process may miss
+        some; of what did not reach the frontend, it misses all. What did is taken in, then the frontend hears of it.
+        """
+        unheard = [frames for frames in self.to_frontend if decoded(frames)[0].rank == rank]
+        lost = unheard[rng.randint(0, len(unheard)) :]
+        self.to_frontend = deque(f for f in self.to_frontend if not any(f is gone for gone in lost))
+        shown = [f for f in self.to_output[rank] if not any(f is gone for gone in lost)]
+        self.to_output[rank] = deque(shown[: rng.randint(0, len(shown))])
+        while self.receive():
+            pass
+        self.told += self.recent_results[rank].take_all()
+        self.told += self.engine.lose_worker(rank)
+        self.epochs[rank] += 1
+        self.workers[rank] = SimulatedWorker(self.limits, self.truth, rank=rank, epoch=self.epochs[rank])
+
+    def restore_worker(self, rank: int) -> None:
+        """The successor says that it is ready."""
+        self.engine.restore_worker(rank, self.epochs[rank] - 1)  # too late: this one has died since
+        self.engine.restore_worker(rank, self.epochs[rank])
 
     def run(self) -> None:
         while self.pump() or self.receive():
@@ -141,6 +167,7 @@ class OutputSide:
         self.feedback: deque[int] = deque()
         self._group = group
         self._num_heard = 0
+        self.num_replays = 0
 
     @property
     def has_heard_all(self) -> bool:
@@ -161,13 +188,22 @@ class OutputSide:
             case Finish(key, reason):
                 ended = self.outputs.finish(key, reason)
                 self._take(ended[1] if ended else [])
-            case Replay():
-                raise AssertionError("nothing was lost")
+            case (_, _):  # a result again
+                self._take_result(message)
+            case Replay(key, position, token_ids):
+                self.num_replays += 1
+                self._ask_for(self.outputs.replay(key, position, token_ids))
 
     def take_result(self, rank: int) -> None:
         """One result of a worker."""
         if self._group.to_output[rank]:
-            assert self.outputs.take_result(*decoded(self._group.to_output[rank].popleft())) == []
+            self._take_result(self._group.to_output[rank].popleft())
+
+    def _take_result(self, frames: tuple[bytes, bytes]) -> None:
+        self._ask_for(self.outputs.take_result(*decoded(frames)))
+
+    def _ask_for(self, gaps: list[tuple[int, int]]) -> None:
+        self._group.told += [self._group.engine.resync(key, position) for key, position in gaps]
 
     def flush(self) -> None:
         """Deltas to clients, ends by text to the frontend."""
@@ -205,7 +241,17 @@ def check_deltas(group: Group, register: Register, got: list[Delta], was_aborted
 
 @pytest.mark.parametrize("seed", range(12))
 def test_group_and_output_process_agree_in_whatever_order_messages_come(seed: int) -> None:
+    run_at_random(seed, num_kills=0)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_worker_that_dies_takes_no_token_with_it_and_doubles_none(seed: int) -> None:
+    run_at_random(seed, num_kills=1 + seed % 4)
+
+
+def run_at_random(seed: int, num_kills: int) -> None:
     rng = random.Random(seed)
+    num_killed = 0
     group = Group(
         num_workers=1 + seed % 2,
         depth=1 + seed % 3,
@@ -230,7 +276,18 @@ def test_group_and_output_process_agree_in_whatever_order_messages_come(seed: in
             group.told += finishes
             aborted.add(name)
 
+    def kill() -> None:
+        nonlocal num_killed
+        if num_killed < num_kills and len(registers) > 4:
+            num_killed += 1
+            group.kill_worker(rng.randrange(len(group.workers)), rng)
+
+    def restore() -> None:
+        group.restore_worker(rng.randrange(len(group.workers)))
+
     shares: dict[Callable[[], object], int] = {
+        kill: 1,
+        restore: 3,
         submit: 10,
         abort: 1,
         group.pump: 28,
@@ -248,6 +305,8 @@ def test_group_and_output_process_agree_in_whatever_order_messages_come(seed: in
         if is_over and output.has_heard_all:
             break
     output.flush()
+    assert bool(num_killed) == bool(num_kills)
+    assert num_kills or not output.num_replays, "nothing was lost"
     assert group.engine.num_unfinished == output.outputs.num_unfinished == 0
     for name, register in registers.items():
         check_deltas(group, register, output.deltas[name], name in aborted)
@@ -332,11 +391,12 @@ def test_lost_result_is_replayed_from_the_history() -> None:
 
 def test_resync_of_a_request_that_is_gone_is_an_error_and_not_silence() -> None:
     group = Group()
-    register = group.submit("a", [1], max_tokens=1)
+    register = group.submit("a", [1], max_tokens=2)
     group.run()
-    answer = group.engine.resync(register.key, 1)
-    assert isinstance(answer, Finish)
-    assert (answer.finish_reason, answer.error) == ("error", "tokens of this request were lost")
+    tokens = group.truth.first(register.key, 3)[1:].tolist()
+    assert group.engine.resync(register.key, 1) == Replay(register.key, 1, tokens), "it may have ended just now"
+    answer = group.engine.resync(register.key + 1, 1)
+    assert answer == Finish(register.key + 1, "error", "tokens of this request were lost")
 
 
 # --- which worker

@@ -49,6 +49,15 @@ IMPORTED_BY: dict[str, tuple[str, ...]] = {
 
 # Values in, values out: no clock, no input or output, no device, no process, no configuration object.
 PURE = (
+    "procengine.bench.arrivals",
+    "procengine.bench.datasets",
+    "procengine.bench.goodput",
+    "procengine.bench.plot_data",
+    "procengine.bench.ratios",
+    "procengine.bench.record",
+    "procengine.bench.report",
+    "procengine.bench.timelines",
+    "procengine.bench.workload",
     "procengine.scheduler",
     "procengine.kv_cache",
     "procengine.input_builder",
@@ -103,6 +112,7 @@ IMPURE = (
 )
 # These names in these modules, and no other of the same module.
 PURE_EXCEPT = {
+    ("procengine.bench.datasets", "datetime.datetime"),  # reads dates in a text, not the clock
     ("procengine.workflows", "importlib"),  # the registry imports a part when somebody asks for it
     ("procengine.workflows.generate", "procengine.config.LimitsConfig"),
     ("procengine.workflows.prompt", "procengine.config.LimitsConfig"),  # a frozen value, named as a type
@@ -111,6 +121,10 @@ PURE_EXCEPT = {
 
 # What a client, the CLI, the frontend, the output process and a mock worker load: fast to start and free of torch.
 TORCH_FREE = (
+    "procengine.cli.bench_compare",
+    "procengine.cli.bench_ipc",
+    "procengine.cli.bench_load",
+    "procengine.cli.bench_startup",
     "procengine",
     "procengine.client",
     "procengine.cli.main",

@@ -33,6 +33,9 @@ class FakePlanner:
     def add(self, request: Any) -> None: ...
     def finish(self, request: Any) -> None: ...
 
+    def take_all(self) -> list[Any]:
+        return []
+
     def take_failed(self) -> list[tuple[Any, str]]:
         return []
 
@@ -59,7 +62,7 @@ class FakePlanner:
 
 
 def pipeline(*planners: FakePlanner, depth: int = 2, epoch: int = 0) -> Pipeline:
-    return Pipeline(0, {planner.name: planner for planner in planners}, depth, epoch)
+    return Pipeline(0, lambda: {planner.name: planner for planner in planners}, depth, epoch)
 
 
 def names(pipe: Pipeline) -> list[str]:

@@ -63,6 +63,8 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("grammar_timeout", [0.01, 3600], [0, -1, 3601, math.nan, math.inf]),
     ("start_timeout", [0.1, 3600], [0, -1, math.nan, math.inf]),
     ("drain_timeout", [0, 3600], [-1, math.nan, math.inf]),
+    ("max_restarts", [0, 100], [-1, (1 << 16) + 1]),
+    ("restart_window", [0.1, 3600], [0, -1, math.nan, math.inf]),
     ("span_records", [0, 1, 1 << 14], [-1, 3, 1000, (1 << 24) + 1]),
 ]
 

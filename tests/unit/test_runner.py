@@ -55,7 +55,7 @@ class Engine:
     def __init__(self, model: LlamaModel, *, depth: int = 2, processors: Sequence[Any] = (), **changes: Any) -> None:
         own = limits(**{"block_size": 4, "max_model_len": 128, "num_blocks": 128, **changes})
         self.planner = GeneratePlanner(own)
-        self.pipeline = Pipeline(0, {"generate": self.planner}, depth)
+        self.pipeline = Pipeline(0, lambda: {"generate": self.planner}, depth)
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[tuple[list[int], list[float], list[int]]]] = {}
         self.prompt: dict[int, dict[int, tuple[list[int], list[float], list[int]]]] = {}
