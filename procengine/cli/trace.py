@@ -89,9 +89,12 @@ def check_seconds(seconds: float, at_least: float | None = None) -> None:
 
 
 def say_what_is_missing(capture: Capture) -> None:
-    """On stderr: records that were lost, and why a capture is shorter than it was to be."""
+    """On stderr: records that were lost, processes that were, and why a capture is shorter than it was to be."""
     if capture.cut_short:
         print(f"procengine: {capture.cut_short}", file=sys.stderr)
+    if capture.restarted:
+        names = ", ".join(capture.restarted)
+        print(f"procengine: restarted meanwhile: {names}; the time until it was back is left out", file=sys.stderr)
     if capture.tables.num_lost:
         print(
             f"procengine: {capture.tables.num_lost} records were overwritten before they were read; "

@@ -46,6 +46,7 @@ class Capture:
         began_ns, ended_ns: CLOCK_MONOTONIC.
         cpu_s: CPU seconds that each process used meanwhile.
         cut_short: why the capture ended before its time; "" if it did not.
+        restarted: processes that were replaced meanwhile.
         open_since_ns: of requests that were accepted before, it is not known whether they ended before the capture.
     """
 
@@ -55,6 +56,7 @@ class Capture:
     tables: SpanTables
     cpu_s: dict[str, float]
     cut_short: str = ""
+    restarted: tuple[str, ...] = ()
     open_since_ns: int = 0
 
     @property

@@ -43,8 +43,8 @@ class Recording:
         self._reader = SpanReader(group.pids["supervisor"])
         self._parts = [self._first_read(includes_past)]
         self._began_ns = time.monotonic_ns()
-        self._cpu_s = self._cpu_seconds()
-        self._last_cpu_s = self._cpu_s
+        self._cpu = _CpuMeter(group.pids)
+        self._restarted: dict[str, None] = {}
         self._cut_short = ""
 
     def _first_read(self, includes_past: bool) -> SpanTables:
@@ -72,8 +72,21 @@ class Recording:
             self._parts.append(self._reader.read_last())
             self._cut_short = self._say_gone()
             return False
-        self._last_cpu_s = self._cpu_seconds()
+        self._look_for_restarts()
+        self._cpu.read(self._group.pids)
         return True
+
+    def _look_for_restarts(self) -> None:
+        """A process of the group may have been replaced; the description says by whom."""
+        try:
+            now = find_group(self._group.endpoint)
+        except GroupNotFoundError:
+            return  # the next read finds out
+        if now.pids != self._group.pids:
+            for name, pid in now.pids.items():
+                if self._group.pids.get(name) != pid:
+                    self._restarted[name] = None
+            self._group = now
 
     def stop(self) -> Capture:
         """All that was read."""
@@ -84,13 +97,11 @@ class Recording:
             self._began_ns,
             time.monotonic_ns(),
             self._parts[0].joined(*self._parts[1:]),
-            {name: max(self._last_cpu_s[name] - used_s, 0.0) for name, used_s in self._cpu_s.items()},
+            self._cpu.seconds,
             self._cut_short,
+            tuple(self._restarted),
             self._open_since_ns,
         )
-
-    def _cpu_seconds(self) -> dict[str, float]:
-        return {name: cpu_seconds(pid) for name, pid in self._group.pids.items()}
 
     def _say_gone(self) -> str:
         after_s = (time.monotonic_ns() - self._began_ns) / 1e9
@@ -100,6 +111,26 @@ class Recording:
         except GroupNotFoundError:
             return text
         return f"{text}. It was started anew: run the command again for the new one"
+
+
+class _CpuMeter:
+    """CPU seconds of a group's processes since it was made, those that are restarted included."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._first_s = {(name, pid): cpu_seconds(pid) for name, pid in pids.items()}
+        self._last_s = dict(self._first_s)
+
+    def read(self, pids: dict[str, int]) -> None:
+        for name, pid in pids.items():
+            self._last_s[name, pid] = max(cpu_seconds(pid), self._last_s.get((name, pid), 0.0))  # 0 if it is gone
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By process name."""
+        total: dict[str, float] = {}
+        for (name, pid), last_s in self._last_s.items():
+            total[name] = total.get(name, 0.0) + last_s - self._first_s.get((name, pid), 0.0)
+        return total
 
 
 def _still_open(past: SpanTables) -> SpanTables:

@@ -191,8 +191,13 @@ def _keys(table: Table) -> Int64s:
 
 
 def _find(keys: Int64s, wanted: Int64s) -> Int64s:
-    """Row in `keys` [n, k] of each of `wanted` [m, k], -1 where there is none; of equal keys the last."""
-    at_by_key = {key: at for at, key in enumerate(map(tuple, keys.tolist()))}
+    """Row in `keys` [n, k] of each of `wanted` [m, k], -1 where there is none.
+
+    Of equal keys it is the first: results of a worker that died are shown to the output process once more.
+    """
+    at_by_key: dict[tuple[int, ...], int] = {}
+    for at, key in enumerate(map(tuple, keys.tolist())):
+        at_by_key.setdefault(key, at)
     return np.array([at_by_key.get(tuple(key), -1) for key in wanted.tolist()], np.int64)
 
 

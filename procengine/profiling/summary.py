@@ -37,6 +37,7 @@ def summarize(joined: Joined) -> dict[str, Any]:
         "model": capture.group.model,
         "seconds": capture.seconds,
         "cut_short": capture.cut_short,
+        "restarted": list(capture.restarted),
         "num_lost_records": capture.tables.num_lost,
         "num_steps": int((passes["micro_step"] == 0).sum()),
         "num_passes": len(passes),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from procengine import RequestOutput, SamplingParams
 from procengine.client_bodies import Prompt
 from procengine.groups import find_group
 from procengine.profiling.bubbles import overlap_share
-from procengine.profiling.capture import Joined, join_capture, only_request
+from procengine.profiling.capture import Capture, Joined, join_capture, only_request
 from procengine.profiling.chrome_trace import encode_trace
 from procengine.profiling.recording import Recording
 from procengine.profiling.steps import LOOP_STAGES, worker_times
@@ -229,6 +231,32 @@ def test_a_group_that_ends_while_it_is_watched(serve: Callable[..., Served], tmp
     assert "group short ended after" in error
     assert "passes of 1 worker, 1 request (" in out
     check_trace(read_trace(gzip.decompress((tmp_path / "t.json.gz").read_bytes())))
+
+
+def test_a_worker_that_is_restarted_while_it_is_watched(serve: Callable[..., Served]) -> None:
+    group = serve("--mock-step-ms", 1, name="mended")
+    recording = Recording(find_group(group.endpoint))
+    with group.client() as client:
+        client.generate("x", greedy(20))
+        os.kill(group.pids["worker-0"], signal.SIGKILL)
+        (output,) = client.generate(["y"], greedy(20))  # waits until it is back
+        assert output.outputs[0].finish_reason == "length"
+
+    def has_seen_it() -> Capture | None:
+        capture = recording.stop()
+        return capture if capture.restarted and len(join_capture(capture).requests) == 2 else None
+
+    capture = wait_until(has_seen_it, "the new process is seen, and both requests")
+    assert capture is not None and capture.restarted == ("worker-0",) and not capture.cut_short
+    joined = join_capture(capture)
+    assert set(joined.passes["epoch"].tolist()) == {0, 1}
+    (worker,) = worker_times(joined.passes)
+    assert worker.unknown_ns > 0
+    assert worker.busy_ns + worker.idle_ns + worker.unknown_ns == worker.total_ns
+    assert joined.bubbles.durations_ns.sum() == worker.idle_ns
+    assert capture.cpu_s["worker-0"] > 0
+    check_trace(read_trace(encode_trace(joined)))
+    assert summarize(joined)["restarted"] == ["worker-0"]
 
 
 def test_a_group_without_spans_cannot_be_watched(serve: Callable[..., Served]) -> None:
