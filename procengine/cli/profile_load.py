@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
     from procengine.bench.workload import BenchRequest
     from procengine.groups import GroupInfo
     from procengine.profiling.capture import Capture
+    from procengine.profiling.recording import Recording
 
 __all__ = ["LOAD_DEFAULTS", "LOAD_OPTIONS", "add_load_arguments", "check_load_arguments", "record_load"]
 
 LOAD_DEFAULTS: Final = {"num_prompts": 64, "input_len": 128, "output_len": 128, "warmup": 4, "seed": 0}
 LOAD_OPTIONS: Final = (*LOAD_DEFAULTS, "prompts", "max_concurrency")
 _WARMUP_TOKENS: Final = 16
+_LAST_RECORDS_S: Final = 2.0
 _WARMUP_SEED: Final = 1 << 64  # added to the run's; larger than anybody's
 
 
@@ -94,7 +97,10 @@ def _record_answers(
 
     check_fits(requests, client.welcome.max_model_len)
     params = SamplingParams(temperature=0.0, ignore_eos=True)
-    client.run(_warmup_requests(args, client), params, Pace())
+    recording = Recording(group)
+    warmups = _warmup_requests(args, client)
+    client.run(warmups, params, Pace())
+    _read_ends(recording, len(warmups))
     print(f"{len(requests)} requests ...", file=sys.stderr, flush=True)
     recording = Recording(group)
     answers = pool.submit(client.run, requests, params, Pace(max_concurrency=args.max_concurrency))
@@ -102,7 +108,15 @@ def _record_answers(
         recording.read()
     for request_id, error in answers.result().failures.items():
         raise ProcengineError(f"request {request_id} failed: {error}")
+    _read_ends(recording, len(requests))
     return recording.stop()
+
+
+def _read_ends(recording: Recording, num_requests: int) -> None:
+    """Read until that many requests have ended: an answer is on its way before the record of it is written."""
+    deadline_s = time.monotonic() + _LAST_RECORDS_S
+    while recording.read() and recording.num_ended < num_requests and time.monotonic() < deadline_s:
+        time.sleep(0.01)
 
 
 def _random_requests(args: argparse.Namespace, client: BenchClient) -> list[BenchRequest]:

@@ -47,6 +47,7 @@ class Capture:
         cpu_s: CPU seconds that each process used meanwhile.
         cut_short: why the capture ended before its time; "" if it did not.
         restarted: processes that were replaced meanwhile.
+        since_ns: requests that ended before are not wanted, though their records may have been written later.
         open_since_ns: of requests that were accepted before, it is not known whether they ended before the capture.
     """
 
@@ -57,6 +58,7 @@ class Capture:
     cpu_s: dict[str, float]
     cut_short: str = ""
     restarted: tuple[str, ...] = ()
+    since_ns: int = 0
     open_since_ns: int = 0
 
     @property
@@ -84,12 +86,12 @@ def join_capture(capture: Capture) -> Joined:
     """Join all that is complete in the capture."""
     tables = capture.tables
     passes = join_passes(tables)
-    unfinished = unfinished_requests(tables, capture.ended_ns)
+    finished, unfinished = finished_requests(tables), unfinished_requests(tables, capture.ended_ns)
     return Joined(
         capture,
         passes,
         find_bubbles(passes, tables),
-        finished_requests(tables),
+        finished.where(finished.bounds_ns[:, -1] >= capture.since_ns),
         unfinished.where(unfinished.bounds_ns[:, 1] >= capture.open_since_ns),
         *(
             tables[kind]

@@ -41,13 +41,14 @@ class Recording:
             )
         self._group = group
         self._reader = SpanReader(group.pids["supervisor"])
-        self._parts = [self._first_read(includes_past)]
+        self._includes_past = includes_past
+        self._parts = [self._first_read()]
         self._began_ns = time.monotonic_ns()
         self._cpu = _CpuMeter(group.pids)
         self._restarted: dict[str, None] = {}
         self._cut_short = ""
 
-    def _first_read(self, includes_past: bool) -> SpanTables:
+    def _first_read(self) -> SpanTables:
         try:
             past = self._reader.read()
         except PermissionError as error:
@@ -57,7 +58,7 @@ class Recording:
         if not self._reader.num_processes:
             raise ConfigError(f"group {self._group.name} keeps no spans: it was started with --span-records 0")
         self._open_since_ns = _open_since(past)
-        return past if includes_past else _still_open(past)
+        return past if self._includes_past else _still_open(past)
 
     def read(self) -> bool:
         """Take in what is new. False: the group is gone, and nothing more will come."""
@@ -88,6 +89,11 @@ class Recording:
                     self._restarted[name] = None
             self._group = now
 
+    @property
+    def num_ended(self) -> int:
+        """Requests of which the end was read, those from before the recording left out."""
+        return sum(len(part[RecordKind.REQUEST_DONE]) for part in self._parts[1:])
+
     def stop(self) -> Capture:
         """All that was read."""
         self.read()
@@ -100,6 +106,7 @@ class Recording:
             self._cpu.seconds,
             self._cut_short,
             tuple(self._restarted),
+            0 if self._includes_past else self._began_ns,
             self._open_since_ns,
         )
 

@@ -13,7 +13,7 @@ from procengine.profiling.bubbles import CAUSE_HELP
 __all__ = ["summary_text"]
 
 _COLUMNS: Final = ("p50", "p90", "p99", "max")
-_NUMBER_WIDTH: Final = 10
+_NUMBER_WIDTH: Final = 12
 _MIN_SHARE: Final = 0.0005  # 0.0 %: not worth a line
 
 

@@ -150,3 +150,10 @@ def test_a_report_shows_the_passes_of_a_request() -> None:
     (row,) = data["requests"]["rows"]
     assert (row["id"], row["num_passes"], data["requests"]["typical"], data["requests"]["slowest"]) == ("mine", 2, 0, 0)
     assert sum(row["stages_ms"]) == pytest.approx((2400 - 60) / 1e6)
+
+
+def test_requests_that_ended_before_do_not_count() -> None:
+    """Their records may be written after the capture began."""
+    tables = by_hand().capture.tables  # the requests were delivered at 72 and 92 ms
+    assert len(joined_of(tables, since_ns=80 * MS).requests) == 1
+    assert summarize(joined_of(tables, since_ns=93 * MS))["requests"]["num_ended"] == 0
