@@ -69,6 +69,14 @@ class SpanTables:
             tables[kind] = Table(kind, joined[joined[:, 0] == kind][:, 1 : 2 + len(columns)])
         return cls(tables, num_lost)
 
+    def since(self, begin_ns: int) -> SpanTables:
+        """The records whose last time is `begin_ns` or later."""
+        tables = {}
+        for kind, table in self.tables.items():
+            last = [name for name in COLUMNS[kind] if name.endswith("_ns")][-1]
+            tables[kind] = table.where(table[last] >= begin_ns)
+        return SpanTables(tables, self.num_lost)
+
     def joined(self, *later: SpanTables) -> SpanTables:
         """These and what was read after them."""
         tables = {

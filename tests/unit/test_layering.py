@@ -86,6 +86,21 @@ PURE = (
     "procengine.step_payload",
     "procengine.step_stats",
     "procengine.workflows",
+    "procengine.restart_policy",
+    "procengine.trace_context",
+    "procengine.profiling.bubbles",
+    "procengine.profiling.exposition",
+    "procengine.profiling.group_totals",
+    "procengine.profiling.histogram",
+    "procengine.profiling.metric_families",
+    "procengine.profiling.pass_totals",
+    "procengine.profiling.process_watch",
+    "procengine.profiling.request_ledger",
+    "procengine.profiling.request_totals",
+    "procengine.profiling.request_traces",
+    "procengine.profiling.requests",
+    "procengine.profiling.steps",
+    "procengine.profiling.window",
 )
 IMPURE = (
     "asyncio",
@@ -135,6 +150,8 @@ TORCH_FREE = (
     "procengine.procs.frontend",
     "procengine.procs.output",
     "procengine.procs.worker",
+    "procengine.procs.metrics",
+    "procengine.cli.top",
 )
 
 
