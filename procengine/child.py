@@ -51,6 +51,7 @@ class Child:
     control: zmq.Socket[bytes]
     shows_progress: bool  # a terminal is watching
     spans: SpanArena
+    listen_fd: int | None = None  # a TCP socket to serve
 
     def endpoint(self, name: str) -> str:
         """Address of the group's socket `name`."""
@@ -117,6 +118,7 @@ def _start(role: str) -> Child:
     parser.add_argument("--death-fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--spans-fd", type=int)
+    parser.add_argument("--listen-fd", type=int)
     parser.add_argument("--progress", action="store_true")
     args = parser.parse_args()
     _die_with_parent(args.parent)
@@ -130,7 +132,9 @@ def _start(role: str) -> Child:
     endpoint = socket_path(Path(config.group.run_dir), "control")
     control = ipc.connect(context, zmq.DEALER, endpoint, identity=f"{role}-{args.rank}".encode())
     spans = SpanArena(args.spans_fd)
-    return Child(role, args.rank, args.epoch, config, args.death_fd, context, control, args.progress, spans)
+    return Child(
+        role, args.rank, args.epoch, config, args.death_fd, context, control, args.progress, spans, args.listen_fd
+    )
 
 
 def _die_with_parent(parent: int) -> None:

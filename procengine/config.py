@@ -16,6 +16,7 @@ __all__ = [
     "EngineConfig",
     "GroupConfig",
     "LimitsConfig",
+    "MetricsConfig",
     "ModelConfig",
     "ProfilingConfig",
     "RopeScaling",
@@ -133,6 +134,19 @@ class ProfilingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     span_records: int = 1 << 14  # that each thread keeps, a power of two; 0: none
 
 
+class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the group tells the outside about itself, through a process that is there only if something is on."""
+
+    port: int | None = None  # of Prometheus metrics over HTTP; 0: any that is free, None: none
+    host: str = "127.0.0.1"
+    otlp_endpoint: str | None = None  # URL that takes OTLP/HTTP traces; None: none are sent
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the process is wanted."""
+        return self.port is not None or self.otlp_endpoint is not None
+
+
 class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the group lives and how it ends."""
 
@@ -154,3 +168,4 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     worker: WorkerConfig = WorkerConfig()
     limits: LimitsConfig = LimitsConfig()
     profiling: ProfilingConfig = ProfilingConfig()
+    metrics: MetricsConfig = MetricsConfig()

@@ -91,6 +91,7 @@ class Submit(_Message, tag="submit"):
     workflow: str
     body: Raw
     sent_ns: int = 0  # CLOCK_MONOTONIC, for RequestTimes
+    traceparent: str = ""  # W3C Trace Context of the caller's span
 
 
 class Abort(_Message, tag="abort"):
@@ -459,6 +460,7 @@ class ProcessStatus(_Message):
     rss_bytes: int
     cpu_s: float
     queue_depth: int
+    num_restarts: int = 0
 
 
 class Status(_Message, tag="status"):

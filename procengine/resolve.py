@@ -9,6 +9,7 @@ import os
 import re
 from pathlib import Path
 from typing import Literal, cast
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
@@ -19,6 +20,7 @@ from procengine.config import (
     EngineConfig,
     GroupConfig,
     LimitsConfig,
+    MetricsConfig,
     ModelConfig,
     ProfilingConfig,
     SchedulerConfig,
@@ -79,6 +81,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_restarts: int = 5
     restart_window: float = 60.0
     span_records: int = 1 << 14
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    otlp_endpoint: str | None = None
 
 
 def resolve(args: EngineArgs) -> EngineConfig:
@@ -114,6 +119,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         ),
         limits=_limits(args),
         profiling=ProfilingConfig(span_records=args.span_records),
+        metrics=_metrics(args),
     )
 
 
@@ -147,6 +153,7 @@ def _check_ranges(args: EngineArgs) -> None:
         ("max_restarts", 0, 1 << 16),
         ("restart_window", 0.1, 86_400),
         ("span_records", 0, 1 << 24),
+        ("metrics_port", 0, 65535),
     ):
         value = getattr(args, field)
         if value is not None and not (low <= value and (high is None or value <= high)):
@@ -199,6 +206,30 @@ def _limits(args: EngineArgs) -> LimitsConfig:
         max_grammar_bytes=args.max_grammar_bytes,
         grammar_timeout_s=args.grammar_timeout,
     )
+
+
+def _metrics(args: EngineArgs) -> MetricsConfig:
+    for field in ("metrics_port", "otlp_endpoint"):
+        if getattr(args, field) is not None and not args.span_records:
+            raise ConfigError(f"{field}: comes from spans, and span_records is 0")
+    if not args.metrics_host:  # to the system it would mean every address
+        raise ConfigError("metrics_host: must name an address (0.0.0.0 is every one), got ''")
+    return MetricsConfig(args.metrics_port, args.metrics_host, _otlp_url(args.otlp_endpoint))
+
+
+def _otlp_url(endpoint: str | None) -> str | None:
+    """Where traces go: what was given, with the path of the standard if it has none."""
+    if endpoint is None:
+        return None
+    wrong = ConfigError(f"otlp_endpoint: must be a URL such as http://localhost:4318, got {endpoint!r}")
+    try:
+        parts = urlsplit(endpoint)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError as error:  # a port that is no number
+        raise wrong from error
+    if not is_url:
+        raise wrong
+    return endpoint if parts.path.strip("/") else urlunsplit(parts._replace(path="/v1/traces"))
 
 
 def _group(args: EngineArgs, model: ModelConfig) -> GroupConfig:

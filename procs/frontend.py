@@ -68,6 +68,7 @@ from procengine.step_stats import StepStats
 from procengine.structured.compiler import GrammarCompiler
 from procengine.tokenize_queue import TokenizeQueue
 from procengine.tokenizer import Tokenizer
+from procengine.trace_context import TraceContext
 from procengine.workflows.parts import FrontendParts, load_frontend_parts
 from procengine.workflows.prompt import ModelFacts, Prepared, PromptBody
 
@@ -78,6 +79,7 @@ _STEP_SENT = int(RecordKind.STEP_SENT)
 _RESULT_APPLIED = int(RecordKind.RESULT_APPLIED)
 _REQUEST_ACCEPTED = int(RecordKind.REQUEST_ACCEPTED)
 _REQUEST_ADMITTED = int(RecordKind.REQUEST_ADMITTED)
+_REQUEST_TRACED = int(RecordKind.REQUEST_TRACED)
 
 
 class Frontend:
@@ -204,7 +206,10 @@ class Frontend:
         self._stats.result_received(header.rank, header.step_id, header.is_last, header.busy_ns, received_ns)
         assert self._engine is not None
         self._recent_results[header.rank].add(frames[0], frames[1])
+        pipeline = self._engine.pipelines[header.rank]
+        num_tokens = -pipeline.num_output_tokens
         num_finished = self._engine.apply(header, np.frombuffer(frames[1], np.int32))
+        num_tokens += pipeline.num_output_tokens
         self._spans.record(
             _RESULT_APPLIED,
             header.step_id,
@@ -216,6 +221,7 @@ class Frontend:
             time.monotonic_ns(),
             header.num_rows,
             num_finished,
+            num_tokens,
         )
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:
@@ -349,9 +355,12 @@ class Frontend:
         except InvalidRequestError as error:
             self._reject(client, message.request_id, error)
             return
+        trace = TraceContext.parse(message.traceparent) if message.traceparent else None
         times = {"client_sent_ns": message.sent_ns, "received_ns": received_ns, "prepared_ns": prepared_ns}
         for register in registers:
             self._to_output.send(encode(msgspec.structs.replace(register, **times)))
+            if trace is not None:  # first: who has read that it was accepted knows its trace
+                self._spans.record(_REQUEST_TRACED, register.key, time.monotonic_ns(), *trace.to_words())
             self._spans.record(
                 _REQUEST_ACCEPTED,
                 register.key,

@@ -5,7 +5,8 @@ children's pidfds and logs, signals, and the death pipe of whoever launched it.
 
 Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
 gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
-hears why, and the exit status is 1.
+hears why, and the exit status is 1. Workers are restarted first, up to a limit; so is the metrics process, and after
+that the group goes on without it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from procengine import ipc
 from procengine.child_process import ChildProcess, child_name, cpu_seconds, rss_bytes, write_log
 from procengine.config import EngineConfig
 from procengine.errors import ProcengineError
+from procengine.http_listener import listen, url_of
 from procengine.messages import (
     UNREADABLE,
     ChildStats,
@@ -54,7 +56,8 @@ __all__ = ["main", "run_group"]
 _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
-_RESTARTED_ROLES = ("worker",)
+_RESTARTED_ROLES = ("worker", "metrics")
+_OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
 
 
 class Supervisor:
@@ -77,6 +80,9 @@ class Supervisor:
         self._restart_limits = (config.group.max_restarts, config.group.restart_window_s)
         self._restart_policies: dict[str, RestartPolicy] = {}
         self._restarts_due: list[tuple[float, ChildProcess]] = []
+        port = config.metrics.port
+        self._listener = None if port is None else listen(config.metrics.host, port, "metrics_port")
+        self._urls = {"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
         self._death_pipe = os.pipe()  # its write end is never written: children see it close
@@ -95,6 +101,8 @@ class Supervisor:
                         handler()
                 self._check_deadlines()
         finally:
+            if self._listener is not None:
+                self._listener.close()
             for child in self._children:
                 child.kill()
             self._context.destroy(linger=100)
@@ -105,10 +113,16 @@ class Supervisor:
     def _spawn_children(self) -> list[ChildProcess]:
         ranks = [("worker", rank) for rank in range(self._config.worker.num_workers)]
         roles = [*ranks, ("frontend", 0), ("output", 0)]  # workers first: they take longest
-        return [
+        children = [
             ChildProcess(role, rank, 0, self._config, self._death_pipe[0], self._make_spans(child_name(role, rank)))
             for role, rank in roles
         ]
+        if self._config.metrics.is_on:
+            listen_fd = self._listener.fileno() if self._listener else None
+            children.append(
+                ChildProcess("metrics", 0, 0, self._config, self._death_pipe[0], spans_fd=None, listen_fd=listen_fd)
+            )
+        return children
 
     def _make_spans(self, name: str) -> int | None:
         """Memory for a child's spans. It is ours, so that it is there when the child is not."""
@@ -158,6 +172,7 @@ class Supervisor:
             "model": self._config.model.name,
             "pids": {"supervisor": os.getpid(), **{child.name: child.pid for child in self._children}},
             "num_blocks": self._facts["frontend"]["num_blocks"],
+            **self._urls,
             "is_private": self._launcher_fd is not None,
             "ready_s": round(time.monotonic() - self._started_s, 2),
         }
@@ -219,7 +234,7 @@ class Supervisor:
         elif not any(c.is_alive for c in self._children):
             self._state = "gone"
         elif child.role == "output" and not self._error:
-            self._shut_down("frontend", "worker")
+            self._shut_down("frontend", "worker", "metrics")
 
     def _hear_last_words(self, child: ChildProcess) -> None:
         """One that gave up has said why, but its death may be known a moment before its message is here."""
@@ -242,12 +257,22 @@ class Supervisor:
                     f"{policy.num_recent} times within {policy.window_s:g} s (max_restarts is {policy.max_restarts})"
                 )
                 end = f"{child.name} died {limit}; the last time: {end}"
-            self._fail(end)
+            self._give_up(child, end)
             return
-        write_log(f"procengine: {child.describe_end()}\nprocengine: {child.name} is restarted, its requests go on\n")
-        self._send_to("frontend", WorkerLost(child.rank, child.epoch))
+        what = "its requests go on" if child.role == "worker" else "no request notices"
+        write_log(f"procengine: {child.describe_end()}\nprocengine: {child.name} is restarted, {what}\n")
+        if child.role == "worker":
+            self._send_to("frontend", WorkerLost(child.rank, child.epoch))
         self._restarts_due.append((now_s + delay_s, child))
         self._start_due_children()
+
+    def _give_up(self, child: ChildProcess, end: str) -> None:
+        if child.role not in _OPTIONAL_ROLES:
+            self._fail(end)
+            return
+        write_log(f"procengine: {end}\nprocengine: the group goes on without {child.name}\n")
+        if self._listener is not None:
+            self._listener.close()  # who asks shall hear at once that nobody answers
 
     def _start_due_children(self) -> None:
         now_s = time.monotonic()
@@ -259,7 +284,8 @@ class Supervisor:
     def _replace(self, dead: ChildProcess) -> None:
         self._unwatch(dead.log_fd)
         dead.close()
-        child = ChildProcess(dead.role, dead.rank, dead.epoch + 1, self._config, self._death_pipe[0], dead.spans_fd)
+        epoch, death_fd = dead.epoch + 1, self._death_pipe[0]
+        child = ChildProcess(dead.role, dead.rank, epoch, self._config, death_fd, dead.spans_fd, dead.listen_fd)
         self._children[self._children.index(dead)] = child
         self._watch_child(child)
 
@@ -276,7 +302,7 @@ class Supervisor:
         self._restarts_due.clear()
         self._deadline_s = time.monotonic() + _STOP_GRACE_S
         if error:
-            self._shut_down("output", "frontend", "worker", error=error)
+            self._shut_down("output", "frontend", "worker", "metrics", error=error)
         else:
             self._shut_down("output")  # alone: while its last texts are under way, nobody may say "gone"
 
@@ -328,13 +354,13 @@ class Supervisor:
         self._query_id += 1
         self._stats_by_child.clear()
         self._status_deadline_s = time.monotonic() + _STATUS_WAIT_S
-        for role in ("frontend", "output", "worker"):
+        for role in ("frontend", "output", "worker", "metrics"):
             self._send_to(role, Query(self._query_id))
 
     def _on_child_stats(self, identity: bytes, stats: ChildStats) -> None:
         if stats.query_id == self._query_id and self._status_deadline_s is not None:
             self._stats_by_child[identity] = stats
-            if len(self._stats_by_child) == len(self._children):
+            if len(self._stats_by_child) == sum(child.is_alive for child in self._children):
                 self._answer_status()
 
     def _answer_status(self) -> None:
@@ -351,7 +377,8 @@ class Supervisor:
         stats = self._stats_by_child.get(child.identity)
         state = stats.state if stats else "silent" if child.is_alive else "dead"
         resources = self._resources(child.pid, child.started_s)
-        return ProcessStatus(child.role, child.rank, child.pid, state, *resources, stats.queue_depth if stats else 0)
+        depth = stats.queue_depth if stats else 0
+        return ProcessStatus(child.role, child.rank, child.pid, state, *resources, depth, num_restarts=child.epoch)
 
     @staticmethod
     def _resources(pid: int, started_s: float) -> tuple[float, int, float]:

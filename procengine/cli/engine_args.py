@@ -57,7 +57,12 @@ _HELP: Final[Mapping[str, str]] = {
     "max_restarts": "deaths of one process within --restart-window after which the group gives up; 0 restarts none",
     "restart_window": "seconds in which restarts are counted",
     "span_records": "newest spans that each thread keeps for `trace`, `profile` and `top`: a power of two; 0 is none",
+    "metrics_port": "serve Prometheus metrics over HTTP on this port; 0 takes one that is free (see the ready line)",
+    "metrics_host": "address that --metrics-port listens on",
+    "otlp_endpoint": "send a trace of each request to this URL (OTLP over HTTP); needs procengine[otel]",
 }
+
+_OFF: Final = frozenset({"metrics_port", "otlp_endpoint"})  # for these, no value is not "decide for me"
 
 
 class _ArgumentType(NamedTuple):
@@ -87,7 +92,7 @@ def engine_args_from(args: argparse.Namespace, *, default_name: str | None = Non
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, default: Any, kind: _ArgumentType) -> None:
     flag = "--" + name.replace("_", "-")
-    shown = f"{_HELP[name]} [{_shown(default)}]"
+    shown = f"{_HELP[name]} [{'off' if name in _OFF else _shown(default)}]"
     if kind.parse is None:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=shown)
     elif kind.is_list:

@@ -15,7 +15,7 @@ Message = Any
 # One message each with every field set: (message, its bytes as written on the wire).
 GOLDEN: list[tuple[Message, bytes]] = [
     (m.Hello(1), b"\x92\xa5hello\x01"),
-    (m.Submit("r", "generate", msgspec.Raw(b"\x80"), 5), b"\x95\xa6submit\xa1r\xa8generate\x80\x05"),
+    (m.Submit("r", "generate", msgspec.Raw(b"\x80"), 5, "t"), b"\x96\xa6submit\xa1r\xa8generate\x80\x05\xa1t"),
     (m.Abort("r"), b"\x92\xa5abort\xa1r"),
     (m.GetStats(True), b"\x92\xa9get_stats\xc3"),
     (
@@ -112,9 +112,9 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.Shutdown("why"), b"\x92\xa8shutdown\xa3why"),
     (m.GetStatus(), b"\x91\xaaget_status"),
     (
-        m.Status("g", "m", [m.ProcessStatus("worker", 1, 42, "ready", 1.5, 1000, 0.5, 3)]),
-        b"\x94\xa6status\xa1g\xa1m\x91\x98\xa6worker\x01\x2a\xa5ready\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"
-        b"\xcd\x03\xe8\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00\x03",
+        m.Status("g", "m", [m.ProcessStatus("worker", 1, 42, "ready", 1.5, 1000, 0.5, 3, 2)]),
+        b"\x94\xa6status\xa1g\xa1m\x91\x99\xa6worker\x01\x2a\xa5ready\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"
+        b"\xcd\x03\xe8\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00\x03\x02",
     ),
 ]
 
@@ -134,7 +134,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], Message], set[type]]] = {
 # Fields that a peer of an older version leaves out, and what they mean then.
 WITHOUT_TRAILING_FIELDS: list[tuple[str, list[Any], Message]] = [
     ("client", ["get_stats"], m.GetStats(False)),
-    ("client", ["submit", "r", "embed", {}], m.Submit("r", "embed", msgspec.Raw(b"\x80"), 0)),
+    ("client", ["submit", "r", "embed", {}], m.Submit("r", "embed", msgspec.Raw(b"\x80"), 0, "")),
     ("frontend", ["admitted", [3], [0]], m.Admitted([3], [0], 0)),
     (
         "to_client",
