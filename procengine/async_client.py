@@ -19,7 +19,6 @@ from procengine.client_bodies import (
     Body,
     Messages,
     Prompt,
-    Tools,
     final_body,
     generate_body,
     messages_body,
@@ -28,7 +27,7 @@ from procengine.client_bodies import (
     prompt_text,
 )
 from procengine.client_core import ClientCore, OnEnd, OnItem, Pending, dead_group_error
-from procengine.client_link import new_identity
+from procengine.client_link import new_call_seed, new_identity
 from procengine.errors import EngineDeadError, ProcengineError
 from procengine.groups import GroupInfo, find_group, is_gone
 from procengine.messages import Attached, Embedding, Stats, Welcome
@@ -41,6 +40,8 @@ from procengine.outputs import (
     stream_delta,
 )
 from procengine.sampling_params import SamplingParams
+from procengine.tool_calls.offer import ToolChoice, ToolOffer, Tools, make_offer
+from procengine.tool_calls.reading import CallStream, read_calls
 
 __all__ = ["AsyncClient"]
 
@@ -113,13 +114,17 @@ class AsyncClient:
         priority: int = 0,
         cache_salt: str = "",
         tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
     ) -> RequestOutput:
-        """Answer a conversation: `[{"role": "user", "content": "..."}]`. The chat template shows `tools` to the model.
+        """Answer a conversation: `[{"role": "user", "content": "..."}]`.
 
-        Otherwise as `generate`.
+        `tools` and `tool_choice` are those of `Client.chat`. Otherwise as `generate`.
         """
-        body = generate_body(messages_body(messages, tools), params, priority, cache_salt)
-        return await self._generate(body, request_id)
+        offer = self._offer(tools, tool_choice)
+        body = generate_body(messages_body(messages, offer.tools), offer.params(params), priority, cache_salt)
+        with offer.naming_tools():
+            output = await self._generate(body, request_id)
+        return read_calls(output, offer.style, new_call_seed())
 
     async def stream(
         self,
@@ -132,12 +137,16 @@ class AsyncClient:
         cache_salt: str = "",
         echo: bool = False,
         tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
     ) -> AsyncIterator[StreamDelta]:
         """The answer to a prompt or to `messages` as it comes. Closing the iterator, or cancelling, aborts it.
 
         Deltas of several choices come interleaved, told apart by `index`; `params.output_kind` says what each holds.
+        `tools` and `tool_choice` are those of `Client.stream`.
         """
-        body = generate_body(one_prompt_body(prompt, messages, tools), params, priority, cache_salt, echo=echo)
+        offer = self._offer(tools, tool_choice)
+        params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
+        body = generate_body(one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo)
         connection, news = self._connected, asyncio.Event()
         pending = connection.submit("generate", body, request_id, lambda _: news.set(), news.set)
         try:
@@ -147,9 +156,10 @@ class AsyncClient:
                 is_last = pending.is_done
                 for delta in pending.take_deltas():
                     if delta.finish_reason != "error":
-                        yield stream_delta(delta, pending.delivered_ns, pending.arrived_ns)
+                        yield calls.read(stream_delta(delta, pending.delivered_ns, pending.arrived_ns))
                 if is_last:
-                    pending.raise_error()
+                    with offer.naming_tools():
+                        pending.raise_error()
                     return
         finally:
             connection.abandon(pending)
@@ -187,6 +197,9 @@ class AsyncClient:
         if self._connection is None:
             raise ProcengineError("the client is not connected: use `async with AsyncClient(...)`, or call `connect`")
         return self._connection
+
+    def _offer(self, tools: Tools | None, tool_choice: ToolChoice | None) -> ToolOffer:
+        return make_offer(tools, tool_choice, self.welcome.tool_call_parser)
 
     async def _generate(self, body: Body, request_id: str | None) -> RequestOutput:
         pending = await self._run("generate", final_body(body), request_id)

@@ -21,7 +21,6 @@ from procengine.client_bodies import (
     Messages,
     Prompt,
     Prompts,
-    Tools,
     final_body,
     generate_body,
     messages_body,
@@ -32,7 +31,7 @@ from procengine.client_bodies import (
     prompt_text,
 )
 from procengine.client_core import ClientCore, OnEnd, Pending, dead_group_error
-from procengine.client_link import ClientLink
+from procengine.client_link import ClientLink, new_call_seed
 from procengine.errors import EngineDeadError, ProcengineError
 from procengine.groups import GroupInfo, find_group, is_gone
 from procengine.messages import Attached, Embedding, Stats, Welcome
@@ -45,6 +44,8 @@ from procengine.outputs import (
     stream_delta,
 )
 from procengine.sampling_params import SamplingParams
+from procengine.tool_calls.offer import ToolChoice, ToolOffer, Tools, make_offer
+from procengine.tool_calls.reading import CallStream, read_calls
 
 __all__ = ["Client", "connect_link"]
 
@@ -157,13 +158,21 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
     ) -> RequestOutput:
-        """Answer a conversation: `[{"role": "user", "content": "..."}]`. The chat template shows `tools` to the model.
+        """Answer a conversation: `[{"role": "user", "content": "..."}]`.
+
+        The chat template shows `tools` (functions, as OpenAI's API describes them) to the model, and calls of them are
+        in `tool_calls` of the result. `tool_choice` is "auto" (the default), "none" (they are not shown), "required"
+        or `{"type": "function", "function": {"name": ...}}`; with the last two, the answer is nothing but calls.
 
         Raises as `generate` does.
         """
-        body = generate_body(messages_body(messages, tools), params, priority, cache_salt)
-        return self.generate_bodies([body], [request_id])[0]
+        offer = self._offer(tools, tool_choice)
+        body = generate_body(messages_body(messages, offer.tools), offer.params(params), priority, cache_salt)
+        with offer.naming_tools():
+            output = self.generate_bodies([body], [request_id])[0]
+        return read_calls(output, offer.style, new_call_seed())
 
     def stream(
         self,
@@ -176,13 +185,17 @@ class Client:
         cache_salt: str = "",
         echo: bool = False,
         tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
     ) -> Iterator[StreamDelta]:
         """The answer to a prompt or to `messages` as it comes. Closing the iterator aborts the request.
 
         Deltas of several choices come interleaved, told apart by `index`; `params.output_kind` says what each holds.
-        The request is sent when the first delta is asked for. Raises as `generate` does.
+        `tools` and `tool_choice` are those of `chat`; additions to calls come in `tool_calls`, and the output kind is
+        not "cumulative" then. The request is sent when the first delta is asked for. Raises as `generate` does.
         """
-        body = generate_body(one_prompt_body(prompt, messages, tools), params, priority, cache_salt, echo=echo)
+        offer = self._offer(tools, tool_choice)
+        params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
+        body = generate_body(one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo)
         pending = self._submit("generate", body, request_id)
         try:
             while True:
@@ -190,9 +203,10 @@ class Client:
                 is_last = pending.is_done  # before taking: what comes in between belongs to the next turn
                 for delta in pending.take_deltas():
                     if delta.finish_reason != "error":
-                        yield stream_delta(delta, pending.delivered_ns, pending.arrived_ns)
+                        yield calls.read(stream_delta(delta, pending.delivered_ns, pending.arrived_ns))
                 if is_last:
-                    pending.raise_error()
+                    with offer.naming_tools():
+                        pending.raise_error()
                     return
         finally:
             self._abandon(pending)
@@ -254,6 +268,9 @@ class Client:
         """Run bodies of `embed` requests together; results in their order."""
         ended = self._run_all("embed", bodies, None, on_end)
         return [collect_embedding(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
+
+    def _offer(self, tools: Tools | None, tool_choice: ToolChoice | None) -> ToolOffer:
+        return make_offer(tools, tool_choice, self._welcome.tool_call_parser)
 
     def _run_all(
         self,

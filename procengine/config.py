@@ -25,6 +25,7 @@ __all__ = [
 
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
+ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
 
 
 class RopeScaling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +75,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     weights_dtype: DType = "bfloat16"  # what the files hold (or, for quantised ones, decode to without loss of note)
     pooling: Literal["last", "mean"] = "last"  # how `embed` reduces hidden states
     workflows: tuple[str, ...] = ("generate", "embed")
+    tool_call_parser: ToolCallStyle = "none"  # how the model writes tool calls
 
 
 class CacheConfig(Struct, frozen=True, forbid_unknown_fields=True):

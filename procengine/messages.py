@@ -119,6 +119,7 @@ class Welcome(_Message, tag="welcome"):
     vocab_size: int
     workflows: tuple[str, ...]
     max_request_bytes: int
+    tool_call_parser: str = "none"  # the style in which the model writes tool calls; clients read them
 
 
 class Rejected(_Message, tag="rejected"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -22,11 +22,14 @@ from procengine.config import (
     ModelConfig,
     ProfilingConfig,
     SchedulerConfig,
+    ToolCallStyle,
     WorkerConfig,
 )
 from procengine.errors import ConfigError
 from procengine.model_source import resolve_model
 from procengine.paths import procengine_home, run_root
+from procengine.tokenizer_file import added_tokens
+from procengine.tool_calls.detect import detect_style, mentions_tools
 
 __all__ = ["EngineArgs", "resolve"]
 
@@ -57,6 +60,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     decode_steps: int = 1
     speculative_tokens: int = 0
     pooling: Literal["auto", "last", "mean"] = "auto"
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
     mock_step_ms: float = 0.0
     logits_processors: tuple[str, ...] = ()
     max_queued_requests: int = 8192
@@ -88,6 +92,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
     model = resolve_model(args.model, procengine_home())
     if args.pooling != "auto":
         model = msgspec.structs.replace(model, pooling=args.pooling)
+    model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
     device = _device(args)
     return EngineConfig(
         model=model,
@@ -232,6 +237,14 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device) -> DType:
         return "float16" if model.weights_dtype == "float16" else "bfloat16"
     # Half the memory traffic, but only where the CPU multiplies bfloat16 itself; elsewhere it is emulated, and slow.
     return "bfloat16" if device == "cpu" and "avx512_bf16" in _cpu_flags() else "float32"
+
+
+def _tool_call_parser(args: EngineArgs, model: ModelConfig) -> ToolCallStyle:
+    if args.tool_call_parser != "auto":
+        return args.tool_call_parser
+    if not mentions_tools(model.chat_template):
+        return "none"  # and the tokenizer need not be read
+    return cast(ToolCallStyle, detect_style(model.chat_template, added_tokens(model.tokenizer_path)) or "none")
 
 
 def _cpu_flags() -> set[str]:

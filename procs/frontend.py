@@ -60,6 +60,7 @@ from procengine.messages import (
 )
 from procengine.pipeline import NextPlan, Pipeline, PlannedStep
 from procengine.profiling.records import RecordKind, id_words
+from procengine.recent_clients import RecentClients
 from procengine.recent_results import RecentResults
 from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.limits import SchedulerLimits
@@ -95,7 +96,7 @@ class Frontend:
         self._recent_results = [RecentResults() for _ in range(num_workers)]
         self._stats = StepStats()
         self._spans = child.spans.writer("loop")
-        self._clients: set[bytes] = set()
+        self._clients = RecentClients()
         self._tokenizing: dict[tuple[bytes, str], bool] = {}  # -> whether it was aborted meanwhile
         self._is_draining = False
         self._has_drained = False
@@ -109,6 +110,7 @@ class Frontend:
                 config.limits.max_grammar_bytes,
             ),
             config.limits.grammar_timeout_s,
+            config.scheduler.max_model_len,
             child.spans.writer("tokenize"),
         )
         self._open_sockets()
@@ -289,12 +291,14 @@ class Frontend:
                 config.model.vocab_size,
                 config.model.workflows,
                 config.limits.max_request_bytes,
+                config.model.tool_call_parser,
             ),
         )
 
     def _on_submit(self, client: bytes, message: Submit, num_bytes: int) -> None:
         received_ns = time.monotonic_ns()
         owner = (client, message.request_id)
+        self._clients.add(client)
         try:
             body = self._check(owner, message, num_bytes)
         except ProcengineError as error:

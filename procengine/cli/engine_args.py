@@ -38,6 +38,7 @@ _HELP: Final[Mapping[str, str]] = {
     "decode_steps": "tokens a running request gets per step",
     "speculative_tokens": "most tokens to propose a step, from earlier text (n-grams); 0 is no speculation",
     "pooling": "how embed reduces hidden states to one vector (auto: what the model says)",
+    "tool_call_parser": "how the model writes tool calls, which clients read (auto: what its chat template shows)",
     "mock_step_ms": "time a step of the mock device takes, in milliseconds",
     "logits_processors": "callables of the operator that change logits, as module:name (see docs/PLUGINS.md)",
     "max_queued_requests": "most requests that wait; one more is refused as overload",

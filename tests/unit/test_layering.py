@@ -86,6 +86,7 @@ PURE = (
     "procengine.profiling.trace_writer",
     "procengine.step_payload",
     "procengine.step_stats",
+    "procengine.tool_calls",
     "procengine.workflows",
 )
 IMPURE = (

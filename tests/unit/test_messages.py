@@ -19,8 +19,9 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.Abort("r"), b"\x92\xa5abort\xa1r"),
     (m.GetStats(True), b"\x92\xa9get_stats\xc3"),
     (
-        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate", "embed"), 4096),
-        b"\x99\xa7welcome\x01\xa1g\xa1m\xa7ipc://o\xcd\x01\x00\xcd\x03\xe8\x92\xa8generate\xa5embed\xcd\x10\x00",
+        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate", "embed"), 4096, "hermes"),
+        b"\x9a\xa7welcome\x01\xa1g\xa1m\xa7ipc://o\xcd\x01\x00\xcd\x03\xe8\x92\xa8generate\xa5embed\xcd\x10\x00"
+        b"\xa6hermes",
     ),
     (m.Rejected("r", "overloaded", "full"), b"\x94\xa8rejected\xa1r\xaaoverloaded\xa4full"),
     (m.Stats({"num_steps": 3, "x": None}), b"\x92\xa5stats\x82\xa9num_steps\x03\xa1x\xc0"),
@@ -135,6 +136,11 @@ WITHOUT_TRAILING_FIELDS: list[tuple[str, list[Any], Message]] = [
     ("client", ["get_stats"], m.GetStats(False)),
     ("client", ["submit", "r", "embed", {}], m.Submit("r", "embed", msgspec.Raw(b"\x80"), 0)),
     ("frontend", ["admitted", [3], [0]], m.Admitted([3], [0], 0)),
+    (
+        "to_client",
+        ["welcome", 1, "g", "m", "ipc://o", 256, 1000, ["generate"], 4096],
+        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate",), 4096, "none"),
+    ),
     ("to_client", ["outputs", [["delta", "r", 0, "t", [5]]]], m.Outputs([m.Delta("r", 0, "t", [5])])),
     ("to_client", ["outputs", [["embedding", "r", b"", [1]]]], m.Outputs([m.Embedding("r", b"", [1], "stop", None)])),
     (

@@ -144,6 +144,37 @@ def test_pooling_is_the_models_own_unless_it_is_said(model: str, pooling: str, e
     assert resolved(model, pooling=pooling).model.pooling == expected
 
 
+QWEN = {"chat_template": "{% if tools %}<tool_call>{% endif %}"}
+
+
+@pytest.mark.parametrize(
+    ("files", "asked", "expected"),
+    [
+        ({}, "auto", "none"),  # no template
+        ({"tokenizer_config__json": {"chat_template": "{{ messages }}"}}, "auto", "none"),
+        ({"tokenizer_config__json": QWEN}, "auto", "hermes"),
+        ({"tokenizer_config__json": QWEN}, "none", "none"),
+        ({"tokenizer_config__json": QWEN}, "mistral", "mistral"),
+        ({}, "llama3", "llama3"),
+        # The template writes no marker, but the tokenizer has one.
+        (
+            {
+                "tokenizer_config__json": {"chat_template": "{{ tools }}"},
+                "tokenizer__json": {"added_tokens": [{"content": "<|python_tag|>"}]},
+            },
+            "auto",
+            "llama3",
+        ),
+    ],
+    ids=str,
+)
+def test_style_of_tool_calls_is_the_models_own_unless_it_is_said(
+    tmp_path: Path, run_dir: Path, files: dict[str, Any], asked: str, expected: str
+) -> None:
+    model = str(write_folder(tmp_path / "model", LLAMA, **files))
+    assert resolved(model, tool_call_parser=asked).model.tool_call_parser == expected
+
+
 # --- the group
 
 
