@@ -1,16 +1,13 @@
 """A capture as a trace in the Chrome Trace Event Format, which Perfetto, chrome://tracing and others open. Pure.
 
-Owns: tracks, slices, flow arrows and counters of the trace. Never does: read a ring or write a file.
-
-Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Google, 2016). Used of it: "X"
-slices, properly nested in each track; "s", "t", "f" arrows, bound to the slice around them (bp "e"); "C" counters; "M"
-names. `ts` and `dur` are microseconds with three decimals; `ts` counts from the first event and never falls.
+Owns: what is drawn: tracks, slices, arrows and counters. Never does: know how an event looks (`trace_writer`), read a
+ring or write a file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -20,10 +17,9 @@ from procengine.profiling.capture import Joined
 from procengine.profiling.records import RecordKind
 from procengine.profiling.requests import REQUEST_STAGES, Requests
 from procengine.profiling.steps import Passes
+from procengine.profiling.trace_writer import Event, TraceWriter, Track
 
 __all__ = ["encode_trace", "trace_events"]
-
-Event = dict[str, Any]
 
 _IDLE: Final = "idle"
 _REQUESTS: Final = "requests"
@@ -35,75 +31,12 @@ _THREADS: Final = {  # by process: the tracks, from the top
 _SORT_BY_ROLE: Final = ("requests", "frontend", "worker", "output")
 
 
-class _Track(NamedTuple):
-    pid: int
-    tid: int
-
-
-class _Writer:
-    """Collects events; times are CLOCK_MONOTONIC ns until `finish`."""
-
-    def __init__(self) -> None:
-        self._events: list[tuple[int, int, Event]] = []  # time, order at that time (outer slices first), event
-        self._names: list[Event] = []
-        self._num_flows = 0
-
-    def slice(self, track: _Track, name: str, begin_ns: int, end_ns: int, args: Event | None = None) -> None:
-        event: Event = {"ph": "X", "pid": track.pid, "tid": track.tid, "name": name, "dur": (end_ns - begin_ns) / 1e3}
-        if args:
-            event["args"] = args
-        self._events.append((begin_ns, begin_ns - end_ns, event))
-
-    def parts(self, track: _Track, bounds_ns: Iterable[int], names: Iterable[str]) -> None:
-        """Slices that follow each other; those without length are left out."""
-        bounds = list(bounds_ns)
-        for name, begin, end in zip(names, bounds, bounds[1:], strict=False):
-            if end > begin:
-                self.slice(track, name, begin, end)
-
-    def counter(self, track: _Track, name: str, time_ns: int, value: int) -> None:
-        event = {"ph": "C", "pid": track.pid, "tid": track.tid, "name": name, "args": {"value": value}}
-        self._events.append((time_ns, 1, event))
-
-    def flow(self, category: str, name: str, points: Iterable[tuple[int, _Track]]) -> None:
-        """An arrow through the slices around these points; fewer than two make none."""
-        at = sorted(points)
-        if len(at) < 2:
-            return
-        self._num_flows += 1
-        phases = ["s", *["t"] * (len(at) - 2), "f"]
-        for phase, (time_ns, track) in zip(phases, at, strict=True):
-            event: Event = {
-                "ph": phase,
-                "pid": track.pid,
-                "tid": track.tid,
-                "cat": category,
-                "name": name,
-                "id": self._num_flows,
-            }
-            if phase != "s":
-                event["bp"] = "e"
-            self._events.append((time_ns, 2, event))
-
-    def name(self, kind: str, track: _Track, **args: str | int) -> None:
-        self._names.append({"ph": "M", "pid": track.pid, "tid": track.tid, "ts": 0, "name": kind, "args": args})
-
-    def finish(self, origin_ns: int | None) -> list[Event]:
-        """All events, names first, in order of time; `ts` counts from `origin_ns`, None: from the first."""
-        self._events.sort(key=lambda each: each[:2])
-        if origin_ns is None:
-            origin_ns = self._events[0][0] if self._events else 0
-        for time_ns, _, event in self._events:
-            event["ts"] = (time_ns - origin_ns) / 1e3
-        return [*self._names, *(event for *_, event in self._events)]
-
-
 class _Tracks:
     """Where things are drawn."""
 
     def __init__(self, joined: Joined) -> None:
         pids = joined.capture.group.pids
-        known = (name for name in pids if name != "supervisor")
+        known = (name for name in pids if _role(name) in _THREADS)
         self._pids = {name: pids[name] for name in sorted(known, key=lambda name: _SORT_BY_ROLE.index(_role(name)))}
         for rank in joined.passes.ranks:  # a table may know workers of which the description does not
             self._pids.setdefault(f"worker-{rank}", max(self._pids.values(), default=0) + 1)
@@ -111,22 +44,22 @@ class _Tracks:
         self._pids.setdefault("output", max(self._pids.values()) + 1)
         self._pids[_REQUESTS] = max(self._pids.values()) + 1
 
-    def of(self, process: str, thread: str) -> _Track:
-        return _Track(self._pids[process], _THREADS[_role(process)].index(thread) + 1)
+    def of(self, process: str, thread: str) -> Track:
+        return Track(self._pids[process], _THREADS[_role(process)].index(thread) + 1)
 
-    def lane(self, number: int) -> _Track:
-        return _Track(self._pids[_REQUESTS], number + 1)
+    def lane(self, number: int) -> Track:
+        return Track(self._pids[_REQUESTS], number + 1)
 
-    def write_names(self, writer: _Writer, num_lanes: int) -> None:
+    def write_names(self, writer: TraceWriter, num_lanes: int) -> None:
         for name, pid in self._pids.items():
             role = _role(name)
-            track = _Track(pid, 0)
+            track = Track(pid, 0)
             writer.name("process_name", track, name=name)
             writer.name("process_sort_index", track, sort_index=_SORT_BY_ROLE.index(role))
             threads = _THREADS.get(role) or [f"lane {number}" for number in range(num_lanes)]
             for at, thread in enumerate(threads, 1):
-                writer.name("thread_name", _Track(pid, at), name=thread)
-                writer.name("thread_sort_index", _Track(pid, at), sort_index=at)
+                writer.name("thread_name", Track(pid, at), name=thread)
+                writer.name("thread_sort_index", Track(pid, at), sort_index=at)
 
 
 def _role(process: str) -> str:
@@ -149,7 +82,7 @@ def encode_trace(joined: Joined) -> bytes:
 
 def trace_events(joined: Joined, origin_ns: int | None = None) -> list[Event]:
     """All events, sorted by time. `ts` counts from `origin_ns` (CLOCK_MONOTONIC), None: from the first event."""
-    writer, tracks = _Writer(), _Tracks(joined)
+    writer, tracks = TraceWriter(), _Tracks(joined)
     _draw_frontend(writer, tracks, joined)
     for rank in joined.passes.ranks:
         own = joined.passes.of_rank(rank)
@@ -166,7 +99,7 @@ def _rows(passes: Passes, *columns: str) -> Iterable[list[int]]:
     return np.stack([passes[name] for name in columns], axis=1).tolist() if len(passes) else []
 
 
-def _draw_frontend(writer: _Writer, tracks: _Tracks, joined: Joined) -> None:
+def _draw_frontend(writer: TraceWriter, tracks: _Tracks, joined: Joined) -> None:
     loop = tracks.of("frontend", "loop")
     passes = joined.passes
     steps = passes.where(passes["micro_step"] == 0)
@@ -204,7 +137,7 @@ def _acceptances(joined: Joined) -> dict[int, int]:
     return dict(zip(joined.accepted["prepared_ns"].tolist(), joined.accepted["accepted_ns"].tolist(), strict=True))
 
 
-def _draw_worker(writer: _Writer, tracks: _Tracks, process: str, own: Passes) -> None:
+def _draw_worker(writer: TraceWriter, tracks: _Tracks, process: str, own: Passes) -> None:
     receive, device, send = (tracks.of(process, thread) for thread in ("receive", "device", "send"))
     for step, micro_step, num_rows, num_tokens, *times in _rows(
         own,
@@ -224,7 +157,7 @@ def _draw_worker(writer: _Writer, tracks: _Tracks, process: str, own: Passes) ->
     _draw_steps(writer, tracks.of(process, "steps"), own)
 
 
-def _draw_steps(writer: _Writer, track: _Track, own: Passes) -> None:
+def _draw_steps(writer: TraceWriter, track: Track, own: Passes) -> None:
     """Step boundaries: from the start of a step's first pass to the end of its last."""
     firsts = np.flatnonzero(own["micro_step"] == 0)
     if not firsts.size:
@@ -243,7 +176,7 @@ def _draw_steps(writer: _Writer, track: _Track, own: Passes) -> None:
         writer.slice(track, kind, started, done, {"step": step, "rows": num_rows, "decode rows": num_decodes})
 
 
-def _draw_bubbles(writer: _Writer, tracks: _Tracks, joined: Joined) -> None:
+def _draw_bubbles(writer: TraceWriter, tracks: _Tracks, joined: Joined) -> None:
     """Gaps on the device track: what the worker waited for, in the order of time."""
     bubbles = joined.bubbles
     rows = zip(bubbles.ranks.tolist(), bubbles.began_ns.tolist(), bubbles.parts_ns.tolist(), strict=True)
@@ -258,7 +191,7 @@ def _draw_bubbles(writer: _Writer, tracks: _Tracks, joined: Joined) -> None:
         writer.parts(track, np.cumsum([began, *parts]).tolist(), [f"wait: {cause}" for cause in CAUSES])
 
 
-def _draw_step_flows(writer: _Writer, tracks: _Tracks, process: str, own: Passes) -> None:
+def _draw_step_flows(writer: TraceWriter, tracks: _Tracks, process: str, own: Passes) -> None:
     """One arrow from the plan through the device to the text, and one back with the result."""
     frontend, output = tracks.of("frontend", "loop"), tracks.of("output", "loop")
     device, send = tracks.of(process, "device"), tracks.of(process, "send")
@@ -270,7 +203,7 @@ def _draw_step_flows(writer: _Writer, tracks: _Tracks, process: str, own: Passes
         writer.flow("result", "result", [(woken, send), (received, frontend)])
 
 
-def _draw_counters(writer: _Writer, tracks: _Tracks, rank: int, own: Passes, joined: Joined) -> None:
+def _draw_counters(writer: TraceWriter, tracks: _Tracks, rank: int, own: Passes, joined: Joined) -> None:
     """Queues and KV blocks when a step was sent, and rows when it started. Only changes are written."""
     track = tracks.of(f"worker-{rank}", "device")
     group = joined.capture.group
@@ -304,7 +237,7 @@ def _in_flight(own: Passes) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.nda
     return times[order], np.maximum(values, 0)
 
 
-def _draw_output(writer: _Writer, tracks: _Tracks, joined: Joined) -> None:
+def _draw_output(writer: TraceWriter, tracks: _Tracks, joined: Joined) -> None:
     loop = tracks.of("output", "loop")
     for step, micro_step, num_rows, *times in _rows(
         joined.passes, "step_id", "micro_step", "num_rows", "text_received_ns", "text_decoded_ns", "taken_ns"
@@ -319,7 +252,7 @@ def _draw_output(writer: _Writer, tracks: _Tracks, joined: Joined) -> None:
         writer.parts(loop, times, ("detokenize", "deliver"))
 
 
-def _draw_requests(writer: _Writer, tracks: _Tracks, joined: Joined) -> int:
+def _draw_requests(writer: TraceWriter, tracks: _Tracks, joined: Joined) -> int:
     """A slice with its stages for each request, on as few lanes as keep them apart. Returns how many lanes."""
     free_from: list[int] = []  # by lane
     everyone = [
@@ -353,10 +286,10 @@ def _request_args(requests: Requests, at: int) -> Event:
     }
 
 
-def _flow_points(tracks: _Tracks, joined: Joined) -> dict[int, list[tuple[int, _Track]]]:
+def _flow_points(tracks: _Tracks, joined: Joined) -> dict[int, list[tuple[int, Track]]]:
     """By request key: where it was accepted, planned and run for the first time, and delivered for the last."""
     frontend, output = tracks.of("frontend", "loop"), tracks.of("output", "loop")
-    points: dict[int, list[tuple[int, _Track]]] = {}
+    points: dict[int, list[tuple[int, Track]]] = {}
     for key, prepared in zip(joined.accepted["key"].tolist(), joined.accepted["prepared_ns"].tolist(), strict=True):
         points.setdefault(key, []).append((prepared, frontend))
     first_pass = {

@@ -9,6 +9,7 @@ at its descriptors (the same user) can map them.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from dataclasses import dataclass, field
@@ -127,19 +128,25 @@ class SpanReader:
     def _find_arenas(self) -> None:
         directory = Path(f"/proc/{self.supervisor_pid}/fd")
         for entry in sorted(directory.iterdir(), key=lambda path: int(path.name)):
-            name = str(entry.readlink()).removeprefix("/memfd:").removesuffix(" (deleted)")
-            if name.startswith(NAME_PREFIX):
-                self._map(name.removeprefix(NAME_PREFIX), entry)
+            with contextlib.suppress(FileNotFoundError):  # closed while we look: the supervisor goes on with its work
+                if _arena_name(entry) is not None:
+                    self._map(entry)
 
-    def _map(self, process: str, entry: Path) -> None:
-        inode = entry.stat().st_ino
-        if process in self._arenas and self._arenas[process].inode == inode:
-            return
-        fd = os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
+    def _map(self, entry: Path) -> None:
+        fd = os.open(entry, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            self._arenas[process] = _Arena(inode, map_arena(fd))
+            process = _arena_name(Path(f"/proc/self/fd/{fd}"))  # again: the number may have become another file's
+            inode = os.fstat(fd).st_ino
+            if process is not None and (process not in self._arenas or self._arenas[process].inode != inode):
+                self._arenas[process] = _Arena(inode, map_arena(fd))
         finally:
             os.close(fd)
+
+
+def _arena_name(entry: Path) -> str | None:
+    """Whose arena a descriptor is; None if it is none."""
+    name = str(entry.readlink()).removeprefix("/memfd:").removesuffix(" (deleted)")
+    return name.removeprefix(NAME_PREFIX) if name.startswith(NAME_PREFIX) else None
 
 
 class _Arena(NamedTuple):

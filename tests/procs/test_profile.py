@@ -275,3 +275,20 @@ def test_records_that_were_overwritten_are_reported(serve: Callable[..., Served]
     capture = recording.stop()
     assert capture.tables.num_lost > 0
     assert summarize(join_capture(capture))["num_lost_records"] == capture.tables.num_lost
+
+
+def test_ctrl_c_keeps_what_there_is(group: Served, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    watcher = subprocess.Popen(
+        cli("trace", group.name, "--seconds", 60, "-o", path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with watcher:
+        assert watcher.stderr is not None
+        assert "watching group" in watcher.stderr.readline()
+        with group.client() as client:
+            client.generate("x", greedy(5))
+        watcher.send_signal(signal.SIGINT)
+        out, error = watcher.communicate(timeout=20)
+    assert (watcher.returncode, error) == (0, "")
+    assert "passes of" in out
+    check_trace(read_trace(path.read_bytes()))

@@ -83,6 +83,7 @@ PURE = (
     "procengine.profiling.steps",
     "procengine.profiling.summary",
     "procengine.profiling.summary_text",
+    "procengine.profiling.trace_writer",
     "procengine.step_payload",
     "procengine.step_stats",
     "procengine.tool_calls",

@@ -28,6 +28,7 @@ def _no_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (("trace", "-o", "/no/such/folder/t"), "--output: there is no folder /no/such/folder to write t to"),
         (("trace", "-o", "/tmp"), "--output: /tmp is a folder; name a file"),
         (("trace", "nobody"), "no group 'nobody' is running"),
+        (("trace", "tcp://127.0.0.1:9"), "only a group on this machine can be read"),
         (("profile", "--group", "nobody"), "no group 'nobody' is running"),
         (("profile", "--seconds", "1e9"), "--seconds: must be more than 0 and at most 600, got 1e+09"),
         (("profile", "--num-prompts", "3"), "--num-prompts: belongs to a load of our own; give MODEL"),

@@ -15,7 +15,7 @@ from procengine.profiling.steps import worker_times
 from tests.unit.profiling.synthetic import Recorder, random_run
 from tests.unit.profiling.trace_reader import Event, bubble_share, check_trace, load_slices, read_trace
 
-PIDS = {"supervisor": 10, "worker-0": 11, "worker-1": 12, "frontend": 13, "output": 14}
+PIDS = {"supervisor": 10, "of-a-later-version": 9, "worker-0": 11, "worker-1": 12, "frontend": 13, "output": 14}
 
 
 def joined_of(tables: SpanTables, ended_ns: int = 10**10) -> Joined:
