@@ -33,8 +33,9 @@ from procengine.messages import Failed, Ready, encode
 from procengine.paths import socket_path
 from procengine.profiling.span_ring import SpanArena
 
-__all__ = ["Child", "run_child", "run_loop"]
+__all__ = ["DUMP_SIGNAL", "Child", "run_child", "run_loop"]
 
+DUMP_SIGNAL = signal.SIGUSR2  # a child writes the stacks of all its threads to its log
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -123,6 +124,7 @@ def _start(role: str) -> Child:
     args = parser.parse_args()
     _die_with_parent(args.parent)
     faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL)  # the supervisor wants to know where a process hangs
     # A terminal sends Ctrl-C to the whole group; the supervisor alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from procengine.child import DUMP_SIGNAL
 from procengine.config import EngineConfig
 
 __all__ = ["ChildProcess", "child_name", "cpu_seconds", "memory_file", "rss_bytes", "write_log"]
@@ -148,6 +149,11 @@ class ChildProcess:
         os.close(self.pidfd)
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+    def dump_stacks(self) -> None:
+        """Have it write to its log where its threads are."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(DUMP_SIGNAL)
 
     def kill(self) -> None:
         """End it now."""

@@ -156,6 +156,7 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     drain_timeout_s: float = 10.0
     max_restarts: int = 5  # of one child, within this time
     restart_window_s: float = 60.0
+    step_timeout_s: float = 300.0  # without progress, after which a worker with steps to run counts as hung
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -52,6 +52,7 @@ __all__ = [
     "TextStop",
     "TokenLogprobs",
     "Welcome",
+    "WorkerHung",
     "WorkerLost",
     "WorkerReady",
     "decode_from_client",
@@ -432,6 +433,13 @@ class Drained(_Message, tag="drained"):
     """Frontend to supervisor: nothing is running any more."""
 
 
+class WorkerHung(_Message, tag="worker_hung"):
+    """Frontend to supervisor: this worker has steps to run, and no result of it has come for too long."""
+
+    rank: int
+    epoch: int
+
+
 class WorkerLost(_Message, tag="worker_lost"):
     """Supervisor to frontend: this worker is gone, and another one, of the next epoch, takes its place."""
 
@@ -485,7 +493,7 @@ FromOutput = TextStop | ClientGone | Resync
 Step = StepInput | EmbedInput
 FromWorker = WorkerReady | StepResult | EmbedResult
 FromSupervisor = Query | Drain | WorkerLost | Shutdown
-FromControlPeer = Ready | Failed | ChildStats | Drained | GetStatus
+FromControlPeer = Ready | Failed | ChildStats | Drained | WorkerHung | GetStatus
 
 
 decode_from_client: Callable[[bytes], FromClient] = msgspec.msgpack.Decoder(FromClient).decode

@@ -80,6 +80,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     drain_timeout: float = 10.0
     max_restarts: int = 5
     restart_window: float = 60.0
+    step_timeout: float = 300.0
     span_records: int = 1 << 14
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
@@ -152,6 +153,7 @@ def _check_ranges(args: EngineArgs) -> None:
         ("drain_timeout", 0, 86_400),
         ("max_restarts", 0, 1 << 16),
         ("restart_window", 0.1, 86_400),
+        ("step_timeout", 0.1, 86_400),
         ("span_records", 0, 1 << 24),
         ("metrics_port", 0, 65535),
     ):
@@ -246,6 +248,7 @@ def _group(args: EngineArgs, model: ModelConfig) -> GroupConfig:
         drain_timeout_s=args.drain_timeout,
         max_restarts=args.max_restarts,
         restart_window_s=args.restart_window,
+        step_timeout_s=args.step_timeout,
     )
 
 

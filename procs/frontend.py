@@ -50,6 +50,7 @@ from procengine.messages import (
     Submit,
     TextStop,
     Welcome,
+    WorkerHung,
     WorkerLost,
     WorkerReady,
     decode_from_client,
@@ -95,6 +96,8 @@ class Frontend:
         self._engine: Engine | None = None  # exists once all workers have said how many blocks they hold
         self._num_blocks_by_rank: dict[int, int] = {}
         num_workers = config.worker.num_workers
+        self._progress_ns = [0] * num_workers  # when the newest result came, or the first step after a pause was sent
+        self._watchdog: asyncio.TimerHandle | None = None
         self._recent_results = [RecentResults() for _ in range(num_workers)]
         self._stats = StepStats()
         self._spans = child.spans.writer("loop")
@@ -181,7 +184,21 @@ class Frontend:
             *pipeline.gauges,
             pipeline.num_in_flight,
         )
+        if pipeline.num_in_flight == 1:
+            self._progress_ns[rank] = sent_ns
+        if self._watchdog is None:
+            self._watch_workers()
         return sent_ns
+
+    def _watch_workers(self) -> None:
+        """While steps are in flight: tell the supervisor of a worker that does nothing for too long."""
+        timeout_s = self._child.config.group.step_timeout_s
+        pipelines = [p for p in (self._engine.pipelines if self._engine else []) if p.num_in_flight]
+        for pipeline in pipelines:
+            if time.monotonic_ns() - self._progress_ns[pipeline.rank] > timeout_s * 1e9:
+                self._child.control.send(encode(WorkerHung(pipeline.rank, pipeline.epoch)))
+                self._control.poke()
+        self._watchdog = self._loop.call_later(timeout_s / 4, self._watch_workers) if pipelines else None
 
     def _announce_admitted(self, rank: int, step: PlannedStep, now_ns: int) -> None:
         self._to_output.send(encode(admitted_message(step, now_ns)))
@@ -204,6 +221,7 @@ class Frontend:
             return
         decoded_ns = time.monotonic_ns()
         self._stats.result_received(header.rank, header.step_id, header.is_last, header.busy_ns, received_ns)
+        self._progress_ns[header.rank] = received_ns
         assert self._engine is not None
         self._recent_results[header.rank].add(frames[0], frames[1])
         pipeline = self._engine.pipelines[header.rank]

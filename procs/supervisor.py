@@ -42,6 +42,7 @@ from procengine.messages import (
     Ready,
     Shutdown,
     Status,
+    WorkerHung,
     WorkerLost,
     decode_from_control_peer,
     encode,
@@ -56,6 +57,7 @@ __all__ = ["main", "run_group"]
 _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
+_DUMP_S = 0.5  # for a hung child to write its stacks
 _RESTARTED_ROLES = ("worker", "metrics")
 _OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
 
@@ -80,6 +82,7 @@ class Supervisor:
         self._restart_limits = (config.group.max_restarts, config.group.restart_window_s)
         self._restart_policies: dict[str, RestartPolicy] = {}
         self._restarts_due: list[tuple[float, ChildProcess]] = []
+        self._kills_due: list[tuple[float, ChildProcess]] = []
         port = config.metrics.port
         self._listener = None if port is None else listen(config.metrics.host, port, "metrics_port")
         self._urls = {"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}
@@ -196,6 +199,8 @@ class Supervisor:
                     pass  # of nobody we know
                 case Drained():
                     self._stop()
+                case WorkerHung(rank, epoch):
+                    self._on_hang(rank, epoch)
                 case GetStatus():
                     self._ask_children(identity)
                 case ChildStats():
@@ -244,6 +249,23 @@ class Supervisor:
                 self._on_control()
 
     # --- restarts
+
+    def _on_hang(self, rank: int, epoch: int) -> None:
+        """It is asked where it hangs, and then killed: what follows is a death like any other."""
+        child = self._child("worker", rank)
+        if child is None or child.epoch != epoch or not child.is_alive:
+            return
+        timeout_s = self._config.group.step_timeout_s
+        write_log(
+            f"procengine: {child.name} (pid {child.pid}) has made no progress for {timeout_s:g} s; its threads:\n"
+        )
+        child.dump_stacks()
+        self._kills_due.append((time.monotonic() + _DUMP_S, child))
+
+    def _kill_hung_children(self, now_s: float) -> None:
+        for _, child in [entry for entry in self._kills_due if entry[0] <= now_s]:
+            child.kill()  # its pidfd says so to `_on_death`
+        self._kills_due = [entry for entry in self._kills_due if entry[0] > now_s]
 
     def _plan_restart(self, child: ChildProcess) -> None:
         """It died; the group goes on without it until its successor is ready."""
@@ -325,6 +347,8 @@ class Supervisor:
             self._answer_status()
         if self._restarts_due:
             self._start_due_children()
+        if self._kills_due:
+            self._kill_hung_children(now_s)
         if self._deadline_s is None or now_s < self._deadline_s:
             return
         if self._state == "starting":
@@ -337,7 +361,7 @@ class Supervisor:
 
     def _poll_ms(self) -> int | None:
         deadlines = [d for d in (self._deadline_s, self._status_deadline_s) if d is not None]
-        deadlines += [at_s for at_s, _ in self._restarts_due]
+        deadlines += [at_s for at_s, _ in self._restarts_due + self._kills_due]
         return max(0, int(1e3 * (min(deadlines) - time.monotonic())) + 1) if deadlines else None
 
     def _send_to(self, role: str, message: Drain | Shutdown | Query | WorkerLost) -> None:

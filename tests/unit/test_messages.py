@@ -108,6 +108,7 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.ChildStats(7, "ready", 3), b"\x94\xabchild_stats\x07\xa5ready\x03"),
     (m.Drain(1.5), b"\x92\xa5drain\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"),
     (m.Drained(), b"\x91\xa7drained"),
+    (m.WorkerHung(1, 2), b"\x93\xabworker_hung\x01\x02"),
     (m.WorkerLost(1, 2), b"\x93\xabworker_lost\x01\x02"),
     (m.Shutdown("why"), b"\x92\xa8shutdown\xa3why"),
     (m.GetStatus(), b"\x91\xaaget_status"),
@@ -127,7 +128,10 @@ DECODERS: dict[str, tuple[Callable[[bytes], Message], set[type]]] = {
     "step": (m.decode_step, {m.StepInput, m.EmbedInput}),
     "worker": (m.decode_from_worker, {m.WorkerReady, m.StepResult, m.EmbedResult}),
     "supervisor": (m.decode_from_supervisor, {m.Query, m.Drain, m.WorkerLost, m.Shutdown}),
-    "control_peer": (m.decode_from_control_peer, {m.Ready, m.Failed, m.ChildStats, m.Drained, m.GetStatus}),
+    "control_peer": (
+        m.decode_from_control_peer,
+        {m.Ready, m.Failed, m.ChildStats, m.Drained, m.WorkerHung, m.GetStatus},
+    ),
     "status": (m.decode_status, {m.Status}),
 }
 

@@ -64,6 +64,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("start_timeout", [0.1, 3600], [0, -1, math.nan, math.inf]),
     ("drain_timeout", [0, 3600], [-1, math.nan, math.inf]),
     ("max_restarts", [0, 100], [-1, (1 << 16) + 1]),
+    ("step_timeout", [0.1, 3600], [0, -1, math.nan, math.inf]),
     ("restart_window", [0.1, 3600], [0, -1, math.nan, math.inf]),
     ("span_records", [0, 1, 1 << 14], [-1, 3, 1000, (1 << 24) + 1]),
     ("metrics_port", [0, 9400, 65535], [-1, 65536]),
