@@ -11,6 +11,7 @@ from typing import Any
 from procengine.config import LimitsConfig
 from procengine.errors import InvalidRequestError, OverloadedError
 from procengine.messages import UNREADABLE, Submit, encode
+from procengine.trace_context import TraceContext
 from procengine.workflows.parts import FrontendParts
 from procengine.workflows.prompt import PromptBody
 
@@ -52,6 +53,8 @@ class Admission:
             )
         if not 0 < len(message.request_id.encode()) <= _MAX_REQUEST_ID_BYTES:
             raise InvalidRequestError(f"request_id: must have 1 to {_MAX_REQUEST_ID_BYTES} bytes")
+        if message.traceparent:
+            TraceContext.parse(message.traceparent)
         if is_running:
             raise InvalidRequestError(f"request_id: {message.request_id!r} is already running")
         if num_unfinished >= limits.max_queued_requests:

@@ -19,7 +19,6 @@ from procengine.client_bodies import (
     Body,
     Messages,
     Prompt,
-    Tools,
     final_body,
     generate_body,
     messages_body,
@@ -28,7 +27,7 @@ from procengine.client_bodies import (
     prompt_text,
 )
 from procengine.client_core import ClientCore, OnEnd, OnItem, Pending, dead_group_error
-from procengine.client_link import new_identity
+from procengine.client_link import new_call_seed, new_identity
 from procengine.errors import EngineDeadError, ProcengineError
 from procengine.groups import GroupInfo, find_group, is_gone
 from procengine.messages import Attached, Embedding, Stats, Welcome
@@ -41,6 +40,8 @@ from procengine.outputs import (
     stream_delta,
 )
 from procengine.sampling_params import SamplingParams
+from procengine.tool_calls.offer import ToolChoice, ToolOffer, Tools, make_offer
+from procengine.tool_calls.reading import CallStream, read_calls
 
 __all__ = ["AsyncClient"]
 
@@ -93,16 +94,18 @@ class AsyncClient:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        traceparent: str = "",
     ) -> RequestOutput:
         """Complete a text or a list of token ids. Cancelling the task aborts the request.
 
-        With `echo` the text begins with the prompt's.
+        With `echo` the text begins with the prompt's. `traceparent` (W3C Trace Context) names the span of the caller
+        that the group's own belong to, where it exports them.
 
         Raises:
             InvalidRequestError, OverloadedError, ShuttingDownError, EngineDeadError, RequestFailedError.
         """
         body = generate_body(prompt_body(prompt), params, priority, cache_salt, echo=echo)
-        return await self._generate(body, request_id)
+        return await self._generate(body, request_id, traceparent)
 
     async def chat(
         self,
@@ -113,13 +116,18 @@ class AsyncClient:
         priority: int = 0,
         cache_salt: str = "",
         tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        traceparent: str = "",
     ) -> RequestOutput:
-        """Answer a conversation: `[{"role": "user", "content": "..."}]`. The chat template shows `tools` to the model.
+        """Answer a conversation: `[{"role": "user", "content": "..."}]`.
 
-        Otherwise as `generate`.
+        `tools` and `tool_choice` are those of `Client.chat`. Otherwise as `generate`.
         """
-        body = generate_body(messages_body(messages, tools), params, priority, cache_salt)
-        return await self._generate(body, request_id)
+        offer = self._offer(tools, tool_choice)
+        body = generate_body(messages_body(messages, offer.tools), offer.params(params), priority, cache_salt)
+        with offer.naming_tools():
+            output = await self._generate(body, request_id, traceparent)
+        return read_calls(output, offer.style, new_call_seed())
 
     async def stream(
         self,
@@ -132,14 +140,19 @@ class AsyncClient:
         cache_salt: str = "",
         echo: bool = False,
         tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        traceparent: str = "",
     ) -> AsyncIterator[StreamDelta]:
         """The answer to a prompt or to `messages` as it comes. Closing the iterator, or cancelling, aborts it.
 
         Deltas of several choices come interleaved, told apart by `index`; `params.output_kind` says what each holds.
+        `tools` and `tool_choice` are those of `Client.stream`.
         """
-        body = generate_body(one_prompt_body(prompt, messages, tools), params, priority, cache_salt, echo=echo)
+        offer = self._offer(tools, tool_choice)
+        params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
+        body = generate_body(one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo)
         connection, news = self._connected, asyncio.Event()
-        pending = connection.submit("generate", body, request_id, lambda _: news.set(), news.set)
+        pending = connection.submit("generate", body, request_id, traceparent, lambda _: news.set(), news.set)
         try:
             while True:
                 await news.wait()
@@ -147,16 +160,17 @@ class AsyncClient:
                 is_last = pending.is_done
                 for delta in pending.take_deltas():
                     if delta.finish_reason != "error":
-                        yield stream_delta(delta, pending.delivered_ns, pending.arrived_ns)
+                        yield calls.read(stream_delta(delta, pending.delivered_ns, pending.arrived_ns))
                 if is_last:
-                    pending.raise_error()
+                    with offer.naming_tools():
+                        pending.raise_error()
                     return
         finally:
             connection.abandon(pending)
 
-    async def embed(self, prompt: Prompt) -> EmbeddingOutput:
+    async def embed(self, prompt: Prompt, *, traceparent: str = "") -> EmbeddingOutput:
         """The vector of a text or a list of token ids. Cancelling the task aborts the request. Raises as `generate`."""
-        pending = await self._run("embed", prompt_body(prompt), None)
+        pending = await self._run("embed", prompt_body(prompt), None, traceparent)
         return collect_embedding(pending.answer(Embedding), pending.delivered_ns, pending.arrived_ns)
 
     async def abort(self, request_id: str) -> None:
@@ -188,15 +202,18 @@ class AsyncClient:
             raise ProcengineError("the client is not connected: use `async with AsyncClient(...)`, or call `connect`")
         return self._connection
 
-    async def _generate(self, body: Body, request_id: str | None) -> RequestOutput:
-        pending = await self._run("generate", final_body(body), request_id)
+    def _offer(self, tools: Tools | None, tool_choice: ToolChoice | None) -> ToolOffer:
+        return make_offer(tools, tool_choice, self.welcome.tool_call_parser)
+
+    async def _generate(self, body: Body, request_id: str | None, traceparent: str) -> RequestOutput:
+        pending = await self._run("generate", final_body(body), request_id, traceparent)
         return collect_deltas(
             pending.request_id, prompt_text(body), pending.take_deltas(), pending.delivered_ns, pending.arrived_ns
         )
 
-    async def _run(self, workflow: str, body: Body, request_id: str | None) -> Pending:
+    async def _run(self, workflow: str, body: Body, request_id: str | None, traceparent: str = "") -> Pending:
         connection, ended = self._connected, asyncio.Event()
-        pending = connection.submit(workflow, body, request_id, lambda _: ended.set())
+        pending = connection.submit(workflow, body, request_id, traceparent, lambda _: ended.set())
         try:
             await ended.wait()
         finally:
@@ -234,10 +251,17 @@ class _Connection:
         return self.welcome
 
     def submit(
-        self, workflow: str, body: Body, request_id: str | None, on_end: OnEnd, on_item: OnItem | None = None
+        self,
+        workflow: str,
+        body: Body,
+        request_id: str | None,
+        traceparent: str,
+        on_end: OnEnd,
+        on_item: OnItem | None = None,
     ) -> Pending:
         """Start a request."""
-        pending, frame = self._core.submit(workflow, body, request_id, on_end, on_item, time.monotonic_ns())
+        sent_ns = time.monotonic_ns()
+        pending, frame = self._core.submit(workflow, body, request_id, on_end, on_item, sent_ns, traceparent)
         self._send(frame)
         return pending
 

@@ -1,7 +1,8 @@
 """Renders a conversation into a prompt with the model's own Jinja template.
 
 Owns: the sandbox and the names a template may use (those of Hugging Face's `apply_chat_template`), and the shape of
-`messages`. Never does: tokenise, or trust a template: it came with a downloaded file, so it sees plain data only.
+`messages`: that of OpenAI's API, where a call's arguments are a text; templates get the object that it says. Never
+does: tokenise, or trust a template: it came with a downloaded file, so it sees plain data only.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class ChatTemplate:
         Raises InvalidRequestError naming `messages` when they have the wrong shape or the template refuses them.
         """
         _check_messages(messages)
-        turns = [_plain(_without_nulls(message)) for message in messages]
+        turns = [
+            _plain(_with_parsed_calls(f"messages[{index}]", _without_nulls(message)))
+            for index, message in enumerate(messages)
+        ]
         plain_tools = None if tools is None else [_plain(tool) for tool in tools]
         try:
             return self._template.render(
@@ -102,6 +106,27 @@ def _check_field(index: int, field: str, message: Mapping[str, Any]) -> None:
 def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
     # Clients send `"name": null`; templates test whether a key is there, and would print "None".
     return {key: value for key, value in message.items() if value is not None}
+
+
+def _with_parsed_calls(field: str, message: dict[str, Any]) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return message
+    parsed = [_with_parsed_arguments(f"{field}.tool_calls[{index}]", call) for index, call in enumerate(calls)]
+    return message | {"tool_calls": parsed}
+
+
+def _with_parsed_arguments(field: str, call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(text := function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError(f"{field}.function.arguments must be the JSON text of an object, got {text[:100]!r}")
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _plain(value: Any) -> Any:

@@ -33,8 +33,9 @@ from procengine.messages import Failed, Ready, encode
 from procengine.paths import socket_path
 from procengine.profiling.span_ring import SpanArena
 
-__all__ = ["Child", "run_child", "run_loop"]
+__all__ = ["DUMP_SIGNAL", "Child", "run_child", "run_loop"]
 
+DUMP_SIGNAL = signal.SIGUSR2  # a child writes the stacks of all its threads to its log
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -51,6 +52,7 @@ class Child:
     control: zmq.Socket[bytes]
     shows_progress: bool  # a terminal is watching
     spans: SpanArena
+    listen_fd: int | None = None  # a TCP socket to serve
 
     def endpoint(self, name: str) -> str:
         """Address of the group's socket `name`."""
@@ -117,10 +119,12 @@ def _start(role: str) -> Child:
     parser.add_argument("--death-fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--spans-fd", type=int)
+    parser.add_argument("--listen-fd", type=int)
     parser.add_argument("--progress", action="store_true")
     args = parser.parse_args()
     _die_with_parent(args.parent)
     faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL)  # the supervisor wants to know where a process hangs
     # A terminal sends Ctrl-C to the whole group; the supervisor alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -130,7 +134,9 @@ def _start(role: str) -> Child:
     endpoint = socket_path(Path(config.group.run_dir), "control")
     control = ipc.connect(context, zmq.DEALER, endpoint, identity=f"{role}-{args.rank}".encode())
     spans = SpanArena(args.spans_fd)
-    return Child(role, args.rank, args.epoch, config, args.death_fd, context, control, args.progress, spans)
+    return Child(
+        role, args.rank, args.epoch, config, args.death_fd, context, control, args.progress, spans, args.listen_fd
+    )
 
 
 def _die_with_parent(parent: int) -> None:

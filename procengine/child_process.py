@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from procengine.child import DUMP_SIGNAL
 from procengine.config import EngineConfig
 
 __all__ = ["ChildProcess", "child_name", "cpu_seconds", "memory_file", "rss_bytes", "write_log"]
@@ -40,12 +41,20 @@ class ChildProcess:
     """One child. Its output goes on to our stderr as it comes, so that progress bars stay what they are."""
 
     def __init__(
-        self, role: str, rank: int, epoch: int, config: EngineConfig, death_fd: int, spans_fd: int | None
+        self,
+        role: str,
+        rank: int,
+        epoch: int,
+        config: EngineConfig,
+        death_fd: int,
+        spans_fd: int | None = None,
+        listen_fd: int | None = None,
     ) -> None:
         self.role = role
         self.rank = rank
         self.epoch = epoch
         self.spans_fd = spans_fd
+        self.listen_fd = listen_fd
         self.started_s = time.monotonic()
         self.is_ready = False
         self.failure: str | None = None  # what it said of itself before it died
@@ -63,9 +72,10 @@ class ChildProcess:
             os.getpid(),
         ]
         inherited = [config_fd, death_fd]
-        if spans_fd is not None:
-            arguments += ["--spans-fd", spans_fd]
-            inherited.append(spans_fd)
+        for flag, fd in (("--spans-fd", spans_fd), ("--listen-fd", listen_fd)):
+            if fd is not None:
+                arguments += [flag, fd]
+                inherited.append(fd)
         if sys.stderr.isatty():
             arguments.append("--progress")
         # -P: the working directory must not shadow modules. A session of its own: Ctrl-C reaches the supervisor alone.
@@ -139,6 +149,11 @@ class ChildProcess:
         os.close(self.pidfd)
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+    def dump_stacks(self) -> None:
+        """Have it write to its log where its threads are."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(DUMP_SIGNAL)
 
     def kill(self) -> None:
         """End it now."""

@@ -21,7 +21,6 @@ from procengine.client_bodies import (
     Messages,
     Prompt,
     Prompts,
-    Tools,
     final_body,
     generate_body,
     messages_body,
@@ -32,7 +31,7 @@ from procengine.client_bodies import (
     prompt_text,
 )
 from procengine.client_core import ClientCore, OnEnd, Pending, dead_group_error
-from procengine.client_link import ClientLink
+from procengine.client_link import ClientLink, new_call_seed
 from procengine.errors import EngineDeadError, ProcengineError
 from procengine.groups import GroupInfo, find_group, is_gone
 from procengine.messages import Attached, Embedding, Stats, Welcome
@@ -45,6 +44,8 @@ from procengine.outputs import (
     stream_delta,
 )
 from procengine.sampling_params import SamplingParams
+from procengine.tool_calls.offer import ToolChoice, ToolOffer, Tools, make_offer
+from procengine.tool_calls.reading import CallStream, read_calls
 
 __all__ = ["Client", "connect_link"]
 
@@ -108,6 +109,7 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        traceparent: str = "",
     ) -> RequestOutput: ...
 
     @overload
@@ -119,6 +121,7 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        traceparent: str = "",
     ) -> list[RequestOutput]: ...
 
     def generate(
@@ -130,10 +133,12 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        traceparent: str = "",
     ) -> RequestOutput | list[RequestOutput]:
         """Complete a text or a list of token ids; for a list of prompts, a list of results in the same order.
 
-        With `echo` the texts begin with the prompt's.
+        With `echo` the texts begin with the prompt's. `traceparent` (W3C Trace Context) names the span of the caller
+        that the group's own belong to, where it exports them.
 
         Raises:
             InvalidRequestError: a prompt or parameter is wrong; the other prompts of the list are aborted.
@@ -145,8 +150,8 @@ class Client:
             for one, of_one in zip(prompts, one_params_each(params, len(prompts)), strict=True)
         ]
         if is_list:
-            return self.generate_bodies(bodies)
-        return self.generate_bodies(bodies, [request_id])[0]
+            return self.generate_bodies(bodies, traceparent=traceparent)
+        return self.generate_bodies(bodies, [request_id], traceparent=traceparent)[0]
 
     def chat(
         self,
@@ -157,13 +162,22 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        traceparent: str = "",
     ) -> RequestOutput:
-        """Answer a conversation: `[{"role": "user", "content": "..."}]`. The chat template shows `tools` to the model.
+        """Answer a conversation: `[{"role": "user", "content": "..."}]`.
+
+        The chat template shows `tools` (functions, as OpenAI's API describes them) to the model, and calls of them are
+        in `tool_calls` of the result. `tool_choice` is "auto" (the default), "none" (they are not shown), "required"
+        or `{"type": "function", "function": {"name": ...}}`; with the last two, the answer is nothing but calls.
 
         Raises as `generate` does.
         """
-        body = generate_body(messages_body(messages, tools), params, priority, cache_salt)
-        return self.generate_bodies([body], [request_id])[0]
+        offer = self._offer(tools, tool_choice)
+        body = generate_body(messages_body(messages, offer.tools), offer.params(params), priority, cache_salt)
+        with offer.naming_tools():
+            output = self.generate_bodies([body], [request_id], traceparent=traceparent)[0]
+        return read_calls(output, offer.style, new_call_seed())
 
     def stream(
         self,
@@ -176,37 +190,45 @@ class Client:
         cache_salt: str = "",
         echo: bool = False,
         tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        traceparent: str = "",
     ) -> Iterator[StreamDelta]:
         """The answer to a prompt or to `messages` as it comes. Closing the iterator aborts the request.
 
         Deltas of several choices come interleaved, told apart by `index`; `params.output_kind` says what each holds.
-        The request is sent when the first delta is asked for. Raises as `generate` does.
+        `tools` and `tool_choice` are those of `chat`; additions to calls come in `tool_calls`, and the output kind is
+        not "cumulative" then. The request is sent when the first delta is asked for. Raises as `generate` does.
         """
-        body = generate_body(one_prompt_body(prompt, messages, tools), params, priority, cache_salt, echo=echo)
-        pending = self._submit("generate", body, request_id)
+        offer = self._offer(tools, tool_choice)
+        params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
+        body = generate_body(one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo)
+        pending = self._submit("generate", body, request_id, traceparent=traceparent)
         try:
             while True:
                 self._wait_until(lambda: bool(pending.items) or pending.is_done)
                 is_last = pending.is_done  # before taking: what comes in between belongs to the next turn
                 for delta in pending.take_deltas():
                     if delta.finish_reason != "error":
-                        yield stream_delta(delta, pending.delivered_ns, pending.arrived_ns)
+                        yield calls.read(stream_delta(delta, pending.delivered_ns, pending.arrived_ns))
                 if is_last:
-                    pending.raise_error()
+                    with offer.naming_tools():
+                        pending.raise_error()
                     return
         finally:
             self._abandon(pending)
 
     @overload
-    def embed(self, prompt: Prompt) -> EmbeddingOutput: ...
+    def embed(self, prompt: Prompt, *, traceparent: str = "") -> EmbeddingOutput: ...
 
     @overload
-    def embed(self, prompt: list[str] | list[list[int]] | list[Prompt]) -> list[EmbeddingOutput]: ...
+    def embed(
+        self, prompt: list[str] | list[list[int]] | list[Prompt], *, traceparent: str = ""
+    ) -> list[EmbeddingOutput]: ...
 
-    def embed(self, prompt: Prompts) -> EmbeddingOutput | list[EmbeddingOutput]:
+    def embed(self, prompt: Prompts, *, traceparent: str = "") -> EmbeddingOutput | list[EmbeddingOutput]:
         """The vector of a text or of token ids; for a list of prompts, a list of vectors. Raises as `generate`."""
         prompts, is_list = prompt_list(prompt)
-        results = self.embed_bodies([prompt_body(one) for one in prompts])
+        results = self.embed_bodies([prompt_body(one) for one in prompts], traceparent=traceparent)
         return results if is_list else results[0]
 
     def abort(self, request_id: str) -> None:
@@ -240,9 +262,10 @@ class Client:
         bodies: Sequence[Body],
         request_ids: Sequence[str | None] | None = None,
         on_end: Callable[[], object] | None = None,
+        traceparent: str = "",
     ) -> list[RequestOutput]:
         """Run bodies of `generate` requests together; results in their order. `on_end` is called as each one ends."""
-        ended = self._run_all("generate", [final_body(body) for body in bodies], request_ids, on_end)
+        ended = self._run_all("generate", [final_body(body) for body in bodies], request_ids, on_end, traceparent)
         return [
             collect_deltas(
                 pending.request_id, prompt_text(body), pending.take_deltas(), pending.delivered_ns, pending.arrived_ns
@@ -250,10 +273,15 @@ class Client:
             for pending, body in zip(ended, bodies, strict=True)
         ]
 
-    def embed_bodies(self, bodies: Sequence[Body], on_end: Callable[[], object] | None = None) -> list[EmbeddingOutput]:
+    def embed_bodies(
+        self, bodies: Sequence[Body], on_end: Callable[[], object] | None = None, traceparent: str = ""
+    ) -> list[EmbeddingOutput]:
         """Run bodies of `embed` requests together; results in their order."""
-        ended = self._run_all("embed", bodies, None, on_end)
+        ended = self._run_all("embed", bodies, None, on_end, traceparent)
         return [collect_embedding(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
+
+    def _offer(self, tools: Tools | None, tool_choice: ToolChoice | None) -> ToolOffer:
+        return make_offer(tools, tool_choice, self._welcome.tool_call_parser)
 
     def _run_all(
         self,
@@ -261,12 +289,13 @@ class Client:
         bodies: Sequence[Body],
         request_ids: Sequence[str | None] | None,
         on_end: Callable[[], object] | None,
+        traceparent: str = "",
     ) -> list[Pending]:
         """Submit all, wait for all. The first error aborts those that still run, and is raised."""
         batch = _Batch(on_end)
         try:
             for body, request_id in zip(bodies, request_ids or [None] * len(bodies), strict=True):
-                batch.members.append(self._submit(workflow, body, request_id, batch.take_end))
+                batch.members.append(self._submit(workflow, body, request_id, batch.take_end, traceparent))
             self._wait_until(batch.is_settled)
             for pending in batch.members:
                 pending.raise_error()
@@ -275,8 +304,12 @@ class Client:
                 self._abandon(pending)
         return batch.members
 
-    def _submit(self, workflow: str, body: Body, request_id: str | None, on_end: OnEnd | None = None) -> Pending:
-        pending, frame = self._core.submit(workflow, body, request_id, on_end, sent_ns=time.monotonic_ns())
+    def _submit(
+        self, workflow: str, body: Body, request_id: str | None, on_end: OnEnd | None = None, traceparent: str = ""
+    ) -> Pending:
+        pending, frame = self._core.submit(
+            workflow, body, request_id, on_end, sent_ns=time.monotonic_ns(), traceparent=traceparent
+        )
         self._send(frame)
         return pending
 

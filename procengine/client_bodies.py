@@ -15,6 +15,7 @@ import msgspec
 from procengine.errors import InvalidRequestError
 from procengine.messages import encode
 from procengine.sampling_params import SamplingParams
+from procengine.tool_calls.offer import Tools
 
 __all__ = [
     "Body",
@@ -40,11 +41,15 @@ Body: TypeAlias = dict[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]  # a mapping: {"prompt": ...} or {"prompt_token_ids": ...}
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
-Tools: TypeAlias = Sequence[Mapping[str, Any]]  # as OpenAI's API describes functions; the chat template shows them
 
 
 def prompt_list(prompts: Prompts) -> tuple[list[Prompt], bool]:
-    """The prompts one by one, and whether there was a list of them (a sequence of integers is one prompt)."""
+    """The prompts one by one, and whether there was a list of them (a sequence of integers is one prompt).
+
+    Raises:
+        InvalidRequestError: it is neither a prompt nor a list.
+    """
+    _check_kind(prompts)
     if isinstance(prompts, str | Mapping):
         return [prompts], False
     items = list(prompts)
@@ -77,7 +82,12 @@ def one_params_each(
 
 
 def prompt_body(prompt: Prompt) -> Body:
-    """`{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+    """`{"prompt": text}` or `{"prompt_token_ids": ids}`.
+
+    Raises:
+        InvalidRequestError: it is neither a text nor integers.
+    """
+    _check_kind(prompt)
     if isinstance(prompt, str):
         return {"prompt": prompt}
     if isinstance(prompt, Mapping):
@@ -90,10 +100,25 @@ def prompt_body(prompt: Prompt) -> Body:
         raise InvalidRequestError(f"prompt_token_ids: must be a list of integers ({error})") from error
 
 
+def _check_kind(prompt: object) -> None:
+    # To Python, bytes are a sequence of integers; whoever passes them means a text.
+    if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
+        raise InvalidRequestError(f"prompt: must be a text or a list of token ids, got {prompt!r}")
+
+
 def messages_body(messages: Messages, tools: Tools | None = None) -> Body:
     """`{"messages": [...]}`, with `"tools"` if there are any."""
-    body: Body = {"messages": [dict(message) for message in messages]}
-    return body if tools is None else body | {"tools": [dict(tool) for tool in tools]}
+    body: Body = {"messages": _plain_maps("messages", messages)}
+    return body if tools is None else body | {"tools": _plain_maps("tools", tools)}
+
+
+def _plain_maps(field: str, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sequence):
+        raise InvalidRequestError(f"{field}: must be a list of objects, got {values!r}")
+    for place, value in enumerate(values):
+        if not isinstance(value, Mapping):
+            raise InvalidRequestError(f"{field}[{place}]: must be an object, got {value!r}")
+    return [dict(value) for value in values]
 
 
 def one_prompt_body(prompt: Prompt | None, messages: Messages | None, tools: Tools | None = None) -> Body:

@@ -169,8 +169,9 @@ class ClientCore:
         on_end: OnEnd | None = None,
         on_item: OnItem | None = None,
         sent_ns: int = 0,
+        traceparent: str = "",
     ) -> tuple[Pending, bytes]:
-        """Enter a request into the table and encode it, with when it is sent (CLOCK_MONOTONIC).
+        """Enter a request into the table and encode it, with when it is sent (CLOCK_MONOTONIC) and for which span.
 
         `receive` calls `on_item` for each item but the last.
 
@@ -180,7 +181,7 @@ class ClientCore:
         """
         self._raise_if_dead()
         request_id = self._new_id() if request_id is None else self._check_id(request_id)
-        frame = encode(Submit(request_id, workflow, msgspec.Raw(encode_body(body)), sent_ns))
+        frame = encode(Submit(request_id, workflow, msgspec.Raw(encode_body(body)), sent_ns, traceparent))
         if len(frame) > self._max_request_bytes:
             raise InvalidRequestError(_too_large(body, len(frame), self._max_request_bytes))
         pending = self._requests[request_id] = Pending(

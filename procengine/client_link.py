@@ -1,18 +1,24 @@
 """`ClientLink`: the two sockets of a client, and a blocking wait on both. `Client` and `bench` are built on it.
 
-Owns: identity, sockets, the poller, the wake-up descriptor. Never does: look into a message, or call back.
+Owns: identities, sockets, the poller, the wake-up descriptor. Never does: look into a message, or call back.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections import deque
 
 import zmq
 
 from procengine import ipc
 
-__all__ = ["ClientLink", "new_identity"]
+__all__ = ["ClientLink", "new_call_seed", "new_identity"]
+
+
+def new_call_seed() -> str:
+    """What tells the tool calls of one request from those of all others, also of other clients and other days."""
+    return secrets.token_hex(8)
 
 
 def new_identity() -> bytes:

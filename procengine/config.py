@@ -16,6 +16,7 @@ __all__ = [
     "EngineConfig",
     "GroupConfig",
     "LimitsConfig",
+    "MetricsConfig",
     "ModelConfig",
     "ProfilingConfig",
     "RopeScaling",
@@ -25,6 +26,7 @@ __all__ = [
 
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
+ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
 
 
 class RopeScaling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +76,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     weights_dtype: DType = "bfloat16"  # what the files hold (or, for quantised ones, decode to without loss of note)
     pooling: Literal["last", "mean"] = "last"  # how `embed` reduces hidden states
     workflows: tuple[str, ...] = ("generate", "embed")
+    tool_call_parser: ToolCallStyle = "none"  # how the model writes tool calls
 
 
 class CacheConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,6 +134,19 @@ class ProfilingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     span_records: int = 1 << 14  # that each thread keeps, a power of two; 0: none
 
 
+class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the group tells the outside about itself, through a process that is there only if something is on."""
+
+    port: int | None = None  # of Prometheus metrics over HTTP; 0: any that is free, None: none
+    host: str = "127.0.0.1"
+    otlp_endpoint: str | None = None  # URL that takes OTLP/HTTP traces; None: none are sent
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the process is wanted."""
+        return self.port is not None or self.otlp_endpoint is not None
+
+
 class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the group lives and how it ends."""
 
@@ -140,6 +156,7 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     drain_timeout_s: float = 10.0
     max_restarts: int = 5  # of one child, within this time
     restart_window_s: float = 60.0
+    step_timeout_s: float = 300.0  # without progress, after which a worker with steps to run counts as hung
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,3 +169,4 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     worker: WorkerConfig = WorkerConfig()
     limits: LimitsConfig = LimitsConfig()
     profiling: ProfilingConfig = ProfilingConfig()
+    metrics: MetricsConfig = MetricsConfig()

@@ -15,7 +15,7 @@ import msgspec
 from procengine.errors import GroupNotFoundError
 from procengine.paths import run_root, running_group_dirs, socket_path
 
-__all__ = ["GroupInfo", "find_group", "is_alive", "is_gone", "running_groups"]
+__all__ = ["GroupInfo", "describe", "find_group", "is_alive", "is_gone", "running_groups"]
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +27,8 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     pids: dict[str, int] = {}
     run_dir: str = ""
+    num_blocks: int = 0  # KV blocks of all workers together
+    metrics: str = ""  # URL of the metrics, if they are served
     is_private: bool = False  # launched by a program for itself: found by name, never as "the only running group"
 
 
@@ -58,7 +60,7 @@ def is_gone(group: GroupInfo) -> bool:
         return False
     if not is_alive(group.run_dir):
         return True
-    described = _read(Path(group.run_dir))
+    described = describe(Path(group.run_dir))
     supervisor = group.pids.get("supervisor")  # its children may have been restarted
     return supervisor is not None and (described is None or described.pids.get("supervisor") != supervisor)
 
@@ -66,7 +68,7 @@ def is_gone(group: GroupInfo) -> bool:
 def running_groups(root: Path | None = None) -> list[GroupInfo]:
     """Groups below `root` (default: `paths.run_root()`) that are ready and alive, in name order."""
     directories = running_group_dirs(root or run_root())
-    return [info for directory in directories if (info := _read(directory)) is not None and is_alive(directory)]
+    return [info for directory in directories if (info := describe(directory)) is not None and is_alive(directory)]
 
 
 def find_group(endpoint_or_name: str | None = None, root: Path | None = None) -> GroupInfo:
@@ -105,7 +107,7 @@ def _by_endpoint(endpoint: str) -> GroupInfo:
     directory = Path(endpoint.removeprefix("ipc://")).parent
     if not is_alive(directory):
         raise GroupNotFoundError(f"no group is running at {endpoint}")
-    known = _read(directory)
+    known = describe(directory)
     if known is not None and known.endpoint == endpoint:
         return known
     return GroupInfo(
@@ -113,7 +115,7 @@ def _by_endpoint(endpoint: str) -> GroupInfo:
     )
 
 
-def _read(directory: Path) -> GroupInfo | None:
+def describe(directory: Path) -> GroupInfo | None:
     """What the supervisor wrote when it became ready; None before, or while another one cleans up."""
     try:
         info = msgspec.json.decode((directory / "group.json").read_bytes(), type=GroupInfo)

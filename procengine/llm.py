@@ -21,7 +21,6 @@ from procengine.client_bodies import (
     Body,
     Messages,
     Prompts,
-    Tools,
     conversations,
     generate_body,
     messages_body,
@@ -29,6 +28,7 @@ from procengine.client_bodies import (
     prompt_body,
     prompt_list,
 )
+from procengine.client_link import new_call_seed
 from procengine.config import EngineConfig
 from procengine.errors import ConfigError
 from procengine.launch import Group, launch_group
@@ -36,6 +36,8 @@ from procengine.outputs import EmbeddingOutput, RequestOutput
 from procengine.resolve import EngineArgs, resolve
 from procengine.sampling_params import SamplingParams
 from procengine.tokenizer import Tokenizer
+from procengine.tool_calls.offer import ToolChoice, Tools, make_offer
+from procengine.tool_calls.reading import read_calls
 
 __all__ = ["LLM"]
 
@@ -98,13 +100,19 @@ class LLM:
         *,
         use_tqdm: bool = True,
         tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (`[{"role": "user", "content": "..."}]`) or a list of them.
 
-        The chat template shows `tools` to the model. Raises as `generate`.
+        `tools` and `tool_choice` are those of `Client.chat`, for all of them. Raises as `generate`.
         """
         each, _ = conversations(messages)
-        return self._run([messages_body(one, tools) for one in each], sampling_params, use_tqdm=use_tqdm)
+        offer = make_offer(tools, tool_choice, self._client.welcome.tool_call_parser)
+        bodies = [messages_body(one, offer.tools) for one in each]
+        params = [offer.params(one) for one in one_params_each(sampling_params, len(each))]
+        with offer.naming_tools():
+            outputs = self._run(bodies, params, use_tqdm=use_tqdm)
+        return [read_calls(output, offer.style, new_call_seed()) for output in outputs]
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt, in the order of the prompts. Raises as `generate`.

@@ -55,6 +55,7 @@ __all__ = [
     "TextStop",
     "TokenLogprobs",
     "Welcome",
+    "WorkerHung",
     "WorkerLost",
     "WorkerReady",
     "decode_from_client",
@@ -94,6 +95,7 @@ class Submit(_Message, tag="submit"):
     workflow: str
     body: Raw
     sent_ns: int = 0  # CLOCK_MONOTONIC, for RequestTimes
+    traceparent: str = ""  # W3C Trace Context of the caller's span
 
 
 class Abort(_Message, tag="abort"):
@@ -122,6 +124,7 @@ class Welcome(_Message, tag="welcome"):
     vocab_size: int
     workflows: tuple[str, ...]
     max_request_bytes: int
+    tool_call_parser: str = "none"  # the style in which the model writes tool calls; clients read them
 
 
 class Rejected(_Message, tag="rejected"):
@@ -452,6 +455,13 @@ class Drained(_Message, tag="drained"):
     """Frontend to supervisor: nothing is running any more."""
 
 
+class WorkerHung(_Message, tag="worker_hung"):
+    """Frontend to supervisor: this worker has steps to run, and no result of it has come for too long."""
+
+    rank: int
+    epoch: int
+
+
 class WorkerLost(_Message, tag="worker_lost"):
     """Supervisor to frontend: this worker is gone, and another one, of the next epoch, takes its place."""
 
@@ -486,6 +496,7 @@ class ProcessStatus(_Message):
     rss_bytes: int
     cpu_s: float
     queue_depth: int
+    num_restarts: int = 0
 
 
 class Status(_Message, tag="status"):
@@ -510,7 +521,7 @@ FromOutput = TextStop | ClientGone | Resync | Delivered
 Step = StepInput | EmbedInput
 FromWorker = WorkerReady | StepResult | EmbedResult
 FromSupervisor = Query | Drain | WorkerLost | OutputLost | Shutdown
-FromControlPeer = Ready | Failed | ChildStats | Drained | GetStatus
+FromControlPeer = Ready | Failed | ChildStats | Drained | WorkerHung | GetStatus
 
 
 decode_from_client: Callable[[bytes], FromClient] = msgspec.msgpack.Decoder(FromClient).decode

@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 import msgspec
 
 from procengine.messages import Delta, Embedding, RequestTimes, TokenLogprobs
+from procengine.tool_calls.calls import ToolCall, ToolCallDelta
 
 __all__ = [
     "CompletionOutput",
@@ -66,11 +67,12 @@ class CompletionOutput(msgspec.Struct, frozen=True):
 
     Attributes:
         index: which choice of the request this is.
-        text: the new text, without the prompt.
+        text: the new text, without the prompt and without calls that were read from it.
         token_ids: the new tokens, the one that ended the sequence included.
-        finish_reason: "stop" | "length" | "abort".
+        finish_reason: "stop" | "length" | "abort" | "tool_calls".
         stop_reason: the stop string or the requested stop token that matched, else None.
         logprobs: one map a token, chosen token first, then the most likely ones; None where they were not asked for.
+        tool_calls: what the model calls, in order; None where no tools were offered or the group reads no calls.
     """
 
     index: int
@@ -79,6 +81,7 @@ class CompletionOutput(msgspec.Struct, frozen=True):
     finish_reason: str | None
     stop_reason: int | str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class RequestOutput(msgspec.Struct, frozen=True):
@@ -108,7 +111,8 @@ class StreamDelta(msgspec.Struct, frozen=True):
     """New text and tokens of one choice of a running request. The one with a `finish_reason` is the choice's last.
 
     With output kind "cumulative" text, tokens and logprobs are all so far; with "final" there is one delta a choice.
-    `prompt_logprobs` are in the first delta of choice 0, `metrics` in the last of each.
+    `prompt_logprobs` are in the first delta of choice 0, `metrics` in the last of each. `tool_calls` are additions to
+    calls, if there are any; `text` has what is no call, and comes before them.
     """
 
     request_id: str
@@ -120,6 +124,7 @@ class StreamDelta(msgspec.Struct, frozen=True):
     logprobs: list[dict[int, Logprob]] | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     metrics: RequestMetrics | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True):

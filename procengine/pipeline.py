@@ -120,6 +120,11 @@ class Pipeline:
         return sum(planner.num_unfinished for planner in self.planners.values())
 
     @property
+    def num_output_tokens(self) -> int:
+        """Tokens that running requests got since the counters were reset."""
+        return sum(planner.counters.output_tokens for planner in self._turn)
+
+    @property
     def gauges(self) -> Gauges:
         """How full it is, all workflows together."""
         each = [planner.gauges for planner in self.planners.values()]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
@@ -19,14 +20,18 @@ from procengine.config import (
     EngineConfig,
     GroupConfig,
     LimitsConfig,
+    MetricsConfig,
     ModelConfig,
     ProfilingConfig,
     SchedulerConfig,
+    ToolCallStyle,
     WorkerConfig,
 )
 from procengine.errors import ConfigError
 from procengine.model_source import resolve_model
 from procengine.paths import procengine_home, run_root
+from procengine.tokenizer_file import added_tokens
+from procengine.tool_calls.detect import detect_style, mentions_tools
 
 __all__ = ["EngineArgs", "resolve"]
 
@@ -57,6 +62,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     decode_steps: int = 1
     speculative_tokens: int = 0
     pooling: Literal["auto", "last", "mean"] = "auto"
+    tool_call_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
     mock_step_ms: float = 0.0
     logits_processors: tuple[str, ...] = ()
     max_queued_requests: int = 8192
@@ -74,7 +80,11 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     drain_timeout: float = 10.0
     max_restarts: int = 5
     restart_window: float = 60.0
+    step_timeout: float = 300.0
     span_records: int = 1 << 14
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    otlp_endpoint: str | None = None
 
 
 def resolve(args: EngineArgs) -> EngineConfig:
@@ -88,6 +98,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
     model = resolve_model(args.model, procengine_home())
     if args.pooling != "auto":
         model = msgspec.structs.replace(model, pooling=args.pooling)
+    model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
     device = _device(args)
     return EngineConfig(
         model=model,
@@ -109,6 +120,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         ),
         limits=_limits(args),
         profiling=ProfilingConfig(span_records=args.span_records),
+        metrics=_metrics(args),
     )
 
 
@@ -141,7 +153,9 @@ def _check_ranges(args: EngineArgs) -> None:
         ("drain_timeout", 0, 86_400),
         ("max_restarts", 0, 1 << 16),
         ("restart_window", 0.1, 86_400),
+        ("step_timeout", 0.1, 86_400),
         ("span_records", 0, 1 << 24),
+        ("metrics_port", 0, 65535),
     ):
         value = getattr(args, field)
         if value is not None and not (low <= value and (high is None or value <= high)):
@@ -196,6 +210,30 @@ def _limits(args: EngineArgs) -> LimitsConfig:
     )
 
 
+def _metrics(args: EngineArgs) -> MetricsConfig:
+    for field in ("metrics_port", "otlp_endpoint"):
+        if getattr(args, field) is not None and not args.span_records:
+            raise ConfigError(f"{field}: comes from spans, and span_records is 0")
+    if not args.metrics_host:  # to the system it would mean every address
+        raise ConfigError("metrics_host: must name an address (0.0.0.0 is every one), got ''")
+    return MetricsConfig(args.metrics_port, args.metrics_host, _otlp_url(args.otlp_endpoint))
+
+
+def _otlp_url(endpoint: str | None) -> str | None:
+    """Where traces go: what was given, with the path of the standard if it has none."""
+    if endpoint is None:
+        return None
+    wrong = ConfigError(f"otlp_endpoint: must be a URL such as http://localhost:4318, got {endpoint!r}")
+    try:
+        parts = urlsplit(endpoint)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError as error:  # a port that is no number
+        raise wrong from error
+    if not is_url:
+        raise wrong
+    return endpoint if parts.path.strip("/") else urlunsplit(parts._replace(path="/v1/traces"))
+
+
 def _group(args: EngineArgs, model: ModelConfig) -> GroupConfig:
     name = args.name or _name_from(model.name)
     if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_MAX_NAME_LENGTH - 1}}}", name):
@@ -210,6 +248,7 @@ def _group(args: EngineArgs, model: ModelConfig) -> GroupConfig:
         drain_timeout_s=args.drain_timeout,
         max_restarts=args.max_restarts,
         restart_window_s=args.restart_window,
+        step_timeout_s=args.step_timeout,
     )
 
 
@@ -232,6 +271,14 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device) -> DType:
         return "float16" if model.weights_dtype == "float16" else "bfloat16"
     # Half the memory traffic, but only where the CPU multiplies bfloat16 itself; elsewhere it is emulated, and slow.
     return "bfloat16" if device == "cpu" and "avx512_bf16" in _cpu_flags() else "float32"
+
+
+def _tool_call_parser(args: EngineArgs, model: ModelConfig) -> ToolCallStyle:
+    if args.tool_call_parser != "auto":
+        return args.tool_call_parser
+    if not mentions_tools(model.chat_template):
+        return "none"  # and the tokenizer need not be read
+    return cast(ToolCallStyle, detect_style(model.chat_template, added_tokens(model.tokenizer_path)) or "none")
 
 
 def _cpu_flags() -> set[str]:

@@ -46,7 +46,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         prompt_logprobs: the same for the tokens of the prompt.
         detokenize: whether there is a text at all.
         skip_special_tokens: leave special tokens out of the text.
-        spaces_between_special_tokens: put a space between special tokens that are shown, where the tokenizer would.
+        spaces_between_special_tokens: has no effect. It is taken because callers of vLLM send it; with a tokenizer of
+            the `tokenizers` library (a "fast" one) it has none there either, nor in transformers' `decode`.
         truncate_prompt_tokens: keep the last k tokens of the prompt; -1 keeps what the context limit allows.
         structured_outputs: what the text must look like.
         output_kind: "delta": each message has what is new; "cumulative": all so far; "final": one message at the end.

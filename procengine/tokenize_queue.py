@@ -1,7 +1,8 @@
 """`TokenizeQueue`: text, messages, bad words and grammars to what `accept` needs, off the event loop's thread.
 
-Owns: one thread that tokenizes everything that waits in one batch, and one that compiles grammars. Never does: validate
-a request or know who sent it. The tokenizer releases the GIL.
+Owns: one thread that tokenizes everything that waits in one batch, and one that compiles grammars. Refuses what cannot
+be prepared, and a text that is too long for certain, which would hold up the others. Never does: validate a request
+otherwise, or know who sent it. The tokenizer releases the GIL.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 from procengine.chat_template import ChatTemplate
 from procengine.errors import InvalidRequestError, OverloadedError, ProcengineError
@@ -17,6 +19,7 @@ from procengine.profiling.records import RecordKind
 from procengine.profiling.span_ring import SpanWriter
 from procengine.request import TokenMasks
 from procengine.structured.compiler import GrammarCompiler
+from procengine.token_bounds import longest_token_bytes, min_num_tokens
 from procengine.tokenizer import Tokenizer
 from procengine.workflows.prompt import Prepared, PromptBody
 
@@ -38,6 +41,7 @@ class TokenizeQueue:
         template: ChatTemplate | None,
         compiler: GrammarCompiler,
         grammar_timeout_s: float,
+        max_model_len: int,
         spans: SpanWriter,
     ) -> None:
         self._loop = loop
@@ -45,6 +49,7 @@ class TokenizeQueue:
         self._template = template
         self._compiler = compiler
         self._grammar_timeout_s = grammar_timeout_s
+        self._max_model_len = max_model_len
         self._spans = spans  # the tokenizer thread's
         self._num_batches = 0
         self._jobs: list[_Job] = []
@@ -139,18 +144,36 @@ class TokenizeQueue:
         ]
 
     def _word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each word as a text's first and behind a space."""
-        forms = (form for word in words for form in (word.lstrip(), " " + word.lstrip()))
+        """The tokens of each word as a text's first and behind a space; a word of spaces only is taken as it is."""
+        bare = (word.lstrip() or word for word in words)
+        forms = (form for word in bare for form in (word, " " + word))
         ids = (tuple(self._tokenizer.encode(form, add_special_tokens=False)) for form in forms)
         return tuple(dict.fromkeys(i for i in ids if i))
 
     def _to_text(self, body: PromptBody) -> str | ProcengineError | None:
-        """The text to tokenize; None for a body that has token ids."""
+        """The text to tokenize, or why that need not be tried; None for a body that has token ids."""
         if body.messages is None:
-            return body.prompt
+            return self._short_enough("prompt", body.prompt, body)
         if self._template is None:
             return InvalidRequestError("messages: this model has no chat template; send a prompt instead")
         try:
-            return self._template.render(body.messages, tools=body.tools)
+            return self._short_enough("messages", self._template.render(body.messages, tools=body.tools), body)
         except ProcengineError as error:
             return error
+
+    def _short_enough(self, field: str, text: str | None, body: PromptBody) -> str | ProcengineError | None:
+        if text is None or body.may_be_truncated or len(text) <= self._max_model_len:
+            return text
+        num_bytes, longest = len(text.encode(errors="replace")), self._longest_token_bytes
+        least = 0 if longest is None else min_num_tokens(num_bytes, longest)
+        if least <= self._max_model_len:
+            return text
+        return InvalidRequestError(
+            f"{field}: has {num_bytes} bytes, which are at least {least} tokens; the context limit (max_model_len) is "
+            f"{self._max_model_len}"
+        )
+
+    @cached_property
+    def _longest_token_bytes(self) -> int | None:
+        """Worked out when a text is first long enough to need it: that costs some tens of milliseconds."""
+        return longest_token_bytes(self._tokenizer.backend)

@@ -52,6 +52,7 @@ from procengine.messages import (
     Submit,
     TextStop,
     Welcome,
+    WorkerHung,
     WorkerLost,
     WorkerReady,
     decode_from_client,
@@ -62,6 +63,7 @@ from procengine.messages import (
 )
 from procengine.pipeline import NextPlan, Pipeline, PlannedStep
 from procengine.profiling.records import RecordKind, id_words
+from procengine.recent_clients import RecentClients
 from procengine.recent_results import RecentResults
 from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.limits import SchedulerLimits
@@ -69,6 +71,7 @@ from procengine.step_stats import StepStats
 from procengine.structured.compiler import GrammarCompiler
 from procengine.tokenize_queue import TokenizeQueue
 from procengine.tokenizer import Tokenizer
+from procengine.trace_context import TraceContext
 from procengine.workflows.parts import FrontendParts, load_frontend_parts
 from procengine.workflows.prompt import ModelFacts, Prepared, PromptBody
 
@@ -80,6 +83,7 @@ _RESULT_APPLIED = int(RecordKind.RESULT_APPLIED)
 _REQUEST_ACCEPTED = int(RecordKind.REQUEST_ACCEPTED)
 _REQUEST_ADMITTED = int(RecordKind.REQUEST_ADMITTED)
 _SHOW_RESULTS_NS = 5 * 10**9  # as long as a result may take from the I/O thread of a worker to us
+_REQUEST_TRACED = int(RecordKind.REQUEST_TRACED)
 
 
 class Frontend:
@@ -94,11 +98,14 @@ class Frontend:
         self._admission = Admission(self._parts, config.limits)
         self._engine: Engine | None = None  # exists once all workers have said how many blocks they hold
         self._num_blocks_by_rank: dict[int, int] = {}
+        num_workers = config.worker.num_workers
+        self._progress_ns = [0] * num_workers  # when the newest result came, or the first step after a pause was sent
+        self._watchdog: asyncio.TimerHandle | None = None
         self._recent_results = RecentResults()
         self._shows_results_until_ns = 0
         self._stats = StepStats()
         self._spans = child.spans.writer("loop")
-        self._clients: set[bytes] = set()
+        self._clients = RecentClients()
         self._tokenizing: dict[tuple[bytes, str], bool] = {}  # -> whether it was aborted meanwhile
         self._is_draining = False
         self._has_drained = False
@@ -112,6 +119,7 @@ class Frontend:
                 config.limits.max_grammar_bytes,
             ),
             config.limits.grammar_timeout_s,
+            config.scheduler.max_model_len,
             child.spans.writer("tokenize"),
         )
         self._open_sockets()
@@ -189,7 +197,21 @@ class Frontend:
             *pipeline.gauges,
             pipeline.num_in_flight,
         )
+        if pipeline.num_in_flight == 1:
+            self._progress_ns[rank] = sent_ns
+        if self._watchdog is None:
+            self._watch_workers()
         return sent_ns
+
+    def _watch_workers(self) -> None:
+        """While steps are in flight: tell the supervisor of a worker that does nothing for too long."""
+        timeout_s = self._child.config.group.step_timeout_s
+        pipelines = [p for p in (self._engine.pipelines if self._engine else []) if p.num_in_flight]
+        for pipeline in pipelines:
+            if time.monotonic_ns() - self._progress_ns[pipeline.rank] > timeout_s * 1e9:
+                self._child.control.send(encode(WorkerHung(pipeline.rank, pipeline.epoch)))
+                self._control.poke()
+        self._watchdog = self._loop.call_later(timeout_s / 4, self._watch_workers) if pipelines else None
 
     def _announce_admitted(self, rank: int, step: PlannedStep, now_ns: int) -> None:
         assert self._engine is not None
@@ -213,11 +235,15 @@ class Frontend:
             return
         decoded_ns = time.monotonic_ns()
         self._stats.result_received(header.rank, header.step_id, header.is_last, header.busy_ns, received_ns)
+        self._progress_ns[header.rank] = received_ns
         assert self._engine is not None
         self._recent_results.add(header.rank, frames[0], frames[1])
         if received_ns < self._shows_results_until_ns:
             ipc.send_frames(self._to_output, (frames[0], frames[1]))
+        pipeline = self._engine.pipelines[header.rank]
+        num_tokens = -pipeline.num_output_tokens
         num_finished = self._engine.apply(header, np.frombuffer(frames[1], np.int32))
+        num_tokens += pipeline.num_output_tokens
         self._spans.record(
             _RESULT_APPLIED,
             header.step_id,
@@ -229,6 +255,7 @@ class Frontend:
             time.monotonic_ns(),
             header.num_rows,
             num_finished,
+            num_tokens,
         )
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:
@@ -322,12 +349,14 @@ class Frontend:
                 config.model.vocab_size,
                 config.model.workflows,
                 config.limits.max_request_bytes,
+                config.model.tool_call_parser,
             ),
         )
 
     def _on_submit(self, client: bytes, message: Submit, num_bytes: int) -> None:
         received_ns = time.monotonic_ns()
         owner = (client, message.request_id)
+        self._clients.add(client)
         try:
             body = self._check(owner, message, num_bytes)
         except ProcengineError as error:
@@ -378,8 +407,11 @@ class Frontend:
         except InvalidRequestError as error:
             self._reject(client, message.request_id, error)
             return
+        trace = TraceContext.parse(message.traceparent) if message.traceparent else None
         for register in registers:
             self._to_output.send(self._engine.registered(register.key))
+            if trace is not None:  # first: who has read that it was accepted knows its trace
+                self._spans.record(_REQUEST_TRACED, register.key, time.monotonic_ns(), *trace.to_words())
             self._spans.record(
                 _REQUEST_ACCEPTED,
                 register.key,

@@ -4,9 +4,9 @@ Wiring and life cycle only; no request ever passes through here. It sleeps in on
 children's pidfds and logs, signals, and the death pipe of whoever launched it.
 
 Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
-gone: no new requests, the running ones may finish) -> stopping -> gone. A worker or an
-output process that dies is restarted in place; if that happens too often, or another child dies, the group ends: every
-client hears why, and the exit status is 1.
+gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
+hears why, and the exit status is 1. Workers and the output process are restarted first, up to a limit; so is the
+metrics process, and after that the group goes on without it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from procengine import ipc
 from procengine.child_process import ChildProcess, child_name, cpu_seconds, rss_bytes, write_log
 from procengine.config import EngineConfig
 from procengine.errors import ProcengineError
+from procengine.http_listener import listen, url_of
 from procengine.messages import (
     UNREADABLE,
     ChildStats,
@@ -42,6 +43,7 @@ from procengine.messages import (
     Ready,
     Shutdown,
     Status,
+    WorkerHung,
     WorkerLost,
     decode_from_control_peer,
     encode,
@@ -56,7 +58,9 @@ __all__ = ["main", "run_group"]
 _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
-_RESTARTED_ROLES = ("worker", "output")
+_DUMP_S = 0.5  # for a hung child to write its stacks
+_RESTARTED_ROLES = ("worker", "output", "metrics")
+_OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
 
 
 class Supervisor:
@@ -79,6 +83,10 @@ class Supervisor:
         self._restart_limits = (config.group.max_restarts, config.group.restart_window_s)
         self._restart_policies: dict[str, RestartPolicy] = {}
         self._restarts_due: list[tuple[float, ChildProcess]] = []
+        self._kills_due: list[tuple[float, ChildProcess]] = []
+        port = config.metrics.port
+        self._listener = None if port is None else listen(config.metrics.host, port, "metrics_port")
+        self._urls = {"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
         self._death_pipe = os.pipe()  # its write end is never written: children see it close
@@ -97,6 +105,8 @@ class Supervisor:
                         handler()
                 self._check_deadlines()
         finally:
+            if self._listener is not None:
+                self._listener.close()
             for child in self._children:
                 child.kill()
             self._context.destroy(linger=100)
@@ -107,10 +117,16 @@ class Supervisor:
     def _spawn_children(self) -> list[ChildProcess]:
         ranks = [("worker", rank) for rank in range(self._config.worker.num_workers)]
         roles = [*ranks, ("frontend", 0), ("output", 0)]  # workers first: they take longest
-        return [
+        children = [
             ChildProcess(role, rank, 0, self._config, self._death_pipe[0], self._make_spans(child_name(role, rank)))
             for role, rank in roles
         ]
+        if self._config.metrics.is_on:
+            listen_fd = self._listener.fileno() if self._listener else None
+            children.append(
+                ChildProcess("metrics", 0, 0, self._config, self._death_pipe[0], spans_fd=None, listen_fd=listen_fd)
+            )
+        return children
 
     def _make_spans(self, name: str) -> int | None:
         """Memory for a child's spans. It is ours, so that it is there when the child is not."""
@@ -160,6 +176,7 @@ class Supervisor:
             "model": self._config.model.name,
             "pids": {"supervisor": os.getpid(), **{child.name: child.pid for child in self._children}},
             "num_blocks": self._facts["frontend"]["num_blocks"],
+            **self._urls,
             "is_private": self._launcher_fd is not None,
             "ready_s": round(time.monotonic() - self._started_s, 2),
         }
@@ -183,6 +200,8 @@ class Supervisor:
                     pass  # of nobody we know
                 case Drained():
                     self._stop()
+                case WorkerHung(rank, epoch):
+                    self._on_hang(rank, epoch)
                 case GetStatus():
                     self._ask_children(identity)
                 case ChildStats():
@@ -221,7 +240,7 @@ class Supervisor:
         elif not any(c.is_alive for c in self._children):
             self._state = "gone"
         elif child.role == "output" and not self._error:
-            self._shut_down("frontend", "worker")
+            self._shut_down("frontend", "worker", "metrics")
 
     def _hear_last_words(self, child: ChildProcess) -> None:
         """One that gave up has said why, but its death may be known a moment before its message is here."""
@@ -231,6 +250,23 @@ class Supervisor:
                 self._on_control()
 
     # --- restarts
+
+    def _on_hang(self, rank: int, epoch: int) -> None:
+        """It is asked where it hangs, and then killed: what follows is a death like any other."""
+        child = self._child("worker", rank)
+        if child is None or child.epoch != epoch or not child.is_alive:
+            return
+        timeout_s = self._config.group.step_timeout_s
+        write_log(
+            f"procengine: {child.name} (pid {child.pid}) has made no progress for {timeout_s:g} s; its threads:\n"
+        )
+        child.dump_stacks()
+        self._kills_due.append((time.monotonic() + _DUMP_S, child))
+
+    def _kill_hung_children(self, now_s: float) -> None:
+        for _, child in [entry for entry in self._kills_due if entry[0] <= now_s]:
+            child.kill()  # its pidfd says so to `_on_death`
+        self._kills_due = [entry for entry in self._kills_due if entry[0] > now_s]
 
     def _plan_restart(self, child: ChildProcess) -> None:
         """It died; the group goes on without it until its successor is ready."""
@@ -244,13 +280,24 @@ class Supervisor:
                     f"{policy.num_recent} times within {policy.window_s:g} s (max_restarts is {policy.max_restarts})"
                 )
                 end = f"{child.name} died {limit}; the last time: {end}"
-            self._fail(end)
+            self._give_up(child, end)
             return
-        write_log(f"procengine: {child.describe_end()}\nprocengine: {child.name} is restarted, its requests go on\n")
-        is_worker = child.role == "worker"
-        self._send_to("frontend", WorkerLost(child.rank, child.epoch) if is_worker else OutputLost(child.epoch))
+        what = "no request notices" if child.role in _OPTIONAL_ROLES else "its requests go on"
+        write_log(f"procengine: {child.describe_end()}\nprocengine: {child.name} is restarted, {what}\n")
+        if child.role == "worker":
+            self._send_to("frontend", WorkerLost(child.rank, child.epoch))
+        elif child.role == "output":
+            self._send_to("frontend", OutputLost(child.epoch))
         self._restarts_due.append((now_s + delay_s, child))
         self._start_due_children()
+
+    def _give_up(self, child: ChildProcess, end: str) -> None:
+        if child.role not in _OPTIONAL_ROLES:
+            self._fail(end)
+            return
+        write_log(f"procengine: {end}\nprocengine: the group goes on without {child.name}\n")
+        if self._listener is not None:
+            self._listener.close()  # who asks shall hear at once that nobody answers
 
     def _start_due_children(self) -> None:
         now_s = time.monotonic()
@@ -262,7 +309,8 @@ class Supervisor:
     def _replace(self, dead: ChildProcess) -> None:
         self._unwatch(dead.log_fd)
         dead.close()
-        child = ChildProcess(dead.role, dead.rank, dead.epoch + 1, self._config, self._death_pipe[0], dead.spans_fd)
+        epoch, death_fd = dead.epoch + 1, self._death_pipe[0]
+        child = ChildProcess(dead.role, dead.rank, epoch, self._config, death_fd, dead.spans_fd, dead.listen_fd)
         self._children[self._children.index(dead)] = child
         self._watch_child(child)
 
@@ -281,11 +329,11 @@ class Supervisor:
         self._deadline_s = time.monotonic() + _STOP_GRACE_S
         output = self._child("output", 0)
         if error:
-            self._shut_down("output", "frontend", "worker", error=error)
+            self._shut_down("output", "frontend", "worker", "metrics", error=error)
         elif output is not None and output.is_alive:
             self._shut_down("output")  # alone: while its last texts are under way, nobody may say "gone"
         else:
-            self._shut_down("frontend", "worker")
+            self._shut_down("frontend", "worker", "metrics")
 
     def _shut_down(self, *roles: str, error: str | None = None) -> None:
         for role in roles:
@@ -306,6 +354,8 @@ class Supervisor:
             self._answer_status()
         if self._restarts_due:
             self._start_due_children()
+        if self._kills_due:
+            self._kill_hung_children(now_s)
         if self._deadline_s is None or now_s < self._deadline_s:
             return
         if self._state == "starting":
@@ -318,7 +368,7 @@ class Supervisor:
 
     def _poll_ms(self) -> int | None:
         deadlines = [d for d in (self._deadline_s, self._status_deadline_s) if d is not None]
-        deadlines += [at_s for at_s, _ in self._restarts_due]
+        deadlines += [at_s for at_s, _ in self._restarts_due + self._kills_due]
         return max(0, int(1e3 * (min(deadlines) - time.monotonic())) + 1) if deadlines else None
 
     def _send_to(self, role: str, message: Drain | Shutdown | Query | WorkerLost | OutputLost) -> None:
@@ -335,13 +385,13 @@ class Supervisor:
         self._query_id += 1
         self._stats_by_child.clear()
         self._status_deadline_s = time.monotonic() + _STATUS_WAIT_S
-        for role in ("frontend", "output", "worker"):
+        for role in ("frontend", "output", "worker", "metrics"):
             self._send_to(role, Query(self._query_id))
 
     def _on_child_stats(self, identity: bytes, stats: ChildStats) -> None:
         if stats.query_id == self._query_id and self._status_deadline_s is not None:
             self._stats_by_child[identity] = stats
-            if len(self._stats_by_child) == len(self._children):
+            if len(self._stats_by_child) == sum(child.is_alive for child in self._children):
                 self._answer_status()
 
     def _answer_status(self) -> None:
@@ -358,7 +408,8 @@ class Supervisor:
         stats = self._stats_by_child.get(child.identity)
         state = stats.state if stats else "silent" if child.is_alive else "dead"
         resources = self._resources(child.pid, child.started_s)
-        return ProcessStatus(child.role, child.rank, child.pid, state, *resources, stats.queue_depth if stats else 0)
+        depth = stats.queue_depth if stats else 0
+        return ProcessStatus(child.role, child.rank, child.pid, state, *resources, depth, num_restarts=child.epoch)
 
     @staticmethod
     def _resources(pid: int, started_s: float) -> tuple[float, int, float]:

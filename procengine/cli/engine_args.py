@@ -38,6 +38,7 @@ _HELP: Final[Mapping[str, str]] = {
     "decode_steps": "tokens a running request gets per step",
     "speculative_tokens": "most tokens to propose a step, from earlier text (n-grams); 0 is no speculation",
     "pooling": "how embed reduces hidden states to one vector (auto: what the model says)",
+    "tool_call_parser": "how the model writes tool calls, which clients read (auto: what its chat template shows)",
     "mock_step_ms": "time a step of the mock device takes, in milliseconds",
     "logits_processors": "callables of the operator that change logits, as module:name (see docs/PLUGINS.md)",
     "max_queued_requests": "most requests that wait; one more is refused as overload",
@@ -55,8 +56,14 @@ _HELP: Final[Mapping[str, str]] = {
     "drain_timeout": "seconds that running requests may take to finish once the group is told to end",
     "max_restarts": "deaths of one process within --restart-window after which the group gives up; 0 restarts none",
     "restart_window": "seconds in which restarts are counted",
+    "step_timeout": "seconds without a result after which a worker with steps to run counts as hung and is replaced",
     "span_records": "newest spans that each thread keeps for `trace`, `profile` and `top`: a power of two; 0 is none",
+    "metrics_port": "serve Prometheus metrics over HTTP on this port; 0 takes one that is free (see the ready line)",
+    "metrics_host": "address that --metrics-port listens on",
+    "otlp_endpoint": "send a trace of each request to this URL (OTLP over HTTP); needs procengine[otel]",
 }
+
+_OFF: Final = frozenset({"metrics_port", "otlp_endpoint"})  # for these, no value is not "decide for me"
 
 
 class _ArgumentType(NamedTuple):
@@ -86,7 +93,7 @@ def engine_args_from(args: argparse.Namespace, *, default_name: str | None = Non
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, default: Any, kind: _ArgumentType) -> None:
     flag = "--" + name.replace("_", "-")
-    shown = f"{_HELP[name]} [{_shown(default)}]"
+    shown = f"{_HELP[name]} [{'off' if name in _OFF else _shown(default)}]"
     if kind.parse is None:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=shown)
     elif kind.is_list:

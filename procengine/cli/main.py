@@ -34,8 +34,12 @@ _COMMANDS: Final = {
     "chat": _Command("procengine.cli.chat", "talk to a running group"),
     "generate": _Command("procengine.cli.generate", "launch, answer prompts, tear down"),
     "ps": _Command("procengine.cli.ps", "show every process of the running groups"),
+    "top": _Command("procengine.cli.top", "watch a running group"),
     "pull": _Command("procengine.cli.pull", "fetch a model"),
+    "doctor": _Command("procengine.cli.doctor", "look at what a group needs of this machine"),
     "bench": _Command("procengine.cli.bench", "measure a group, its parts, or two of them side by side"),
+    "trace": _Command("procengine.cli.trace", "write what a running group does to a trace file"),
+    "profile": _Command("procengine.cli.profile", "show where the time of a running group goes, or of one under load"),
 }
 
 

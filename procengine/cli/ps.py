@@ -17,7 +17,7 @@ from procengine import ipc
 from procengine.groups import GroupInfo, running_groups
 from procengine.messages import GetStatus, ProcessStatus, Status, decode_status, encode
 
-__all__ = ["add_arguments", "ask_groups", "render", "run"]
+__all__ = ["add_arguments", "ask_groups", "duration", "render", "run"]
 
 _WAIT_S: Final = 2.0
 _HEADINGS: Final = ("GROUP", "MODEL", "ROLE", "RANK", "PID", "STATE", "UPTIME", "RSS", "CPU", "QUEUE")
@@ -95,7 +95,7 @@ def _cells(process: ProcessStatus) -> tuple[str, ...]:
         str(process.rank),
         str(process.pid),
         process.state,
-        _duration(process.uptime_s),
+        duration(process.uptime_s),
         f"{process.rss_bytes / 2**20:.0f} MB",
         f"{process.cpu_s:.1f} s",
         str(process.queue_depth),
@@ -107,7 +107,7 @@ def _silent_row(group: GroupInfo) -> tuple[str, ...]:
     return (group.name, group.model, "supervisor", "0", pid, _SILENT, "-", "-", "-", "-")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Two units are enough: 12s, 3m04s, 2h05m, 4d03h."""
     whole = int(seconds)
     for unit, next_unit, size, next_size in (("d", "h", 86400, 3600), ("h", "m", 3600, 60), ("m", "s", 60, 1)):

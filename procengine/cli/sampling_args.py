@@ -46,7 +46,7 @@ _HELP: Final[Mapping[str, str]] = {
     "prompt_logprobs": "the same for the prompt (with --json)",
     "detokenize": "turn the tokens into a text",
     "skip_special_tokens": "leave special tokens out of the text",
-    "spaces_between_special_tokens": "put a space between special tokens that are shown, where the tokenizer would",
+    "spaces_between_special_tokens": "has no effect with tokenizers of this kind; taken for compatibility",
     "truncate_prompt_tokens": "keep the last N tokens of a prompt; -1 keeps what the context allows",
     "stream_interval": "tokens between two pieces of a streamed answer, at least",
 }

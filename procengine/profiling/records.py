@@ -31,6 +31,7 @@ class RecordKind(IntEnum):
     RESULT_TAKEN = 8  # output: key is the step id
     FLUSHED = 9  # output: key counts flushes; the results taken since the one before went out with this one
     REQUEST_DONE = 10  # output: key is the request key
+    REQUEST_TRACED = 11  # frontend: key is the request key; of requests whose client named a span of its own
 
 
 _STEP: Final = ("rank", "epoch", "micro_step")
@@ -52,7 +53,15 @@ COLUMNS: Final[dict[RecordKind, tuple[str, ...]]] = {
         "num_free_blocks",  # cached ones included
         "num_in_flight",  # steps at the worker, this one included
     ),
-    RecordKind.RESULT_APPLIED: (*_STEP, "received_ns", "decoded_ns", "applied_ns", "num_rows", "num_finished"),
+    RecordKind.RESULT_APPLIED: (
+        *_STEP,
+        "received_ns",
+        "decoded_ns",
+        "applied_ns",
+        "num_rows",
+        "num_finished",
+        "num_tokens",
+    ),
     RecordKind.REQUEST_ACCEPTED: (
         "client_sent_ns",
         "received_ns",
@@ -93,6 +102,7 @@ COLUMNS: Final[dict[RecordKind, tuple[str, ...]]] = {
         "num_preemptions",
         "finish_code",  # index in FINISH_CODES
     ),
+    RecordKind.REQUEST_TRACED: ("accepted_ns", "trace_id_high", "trace_id_low", "parent_span_id", "trace_flags"),
 }
 FINISH_CODES: Final = ("", "stop", "length", "abort", "error")
 assert all(len(columns) <= NUM_VALUES for columns in COLUMNS.values())

@@ -9,17 +9,18 @@ at its descriptors (the same user) can map them.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from procengine.profiling.records import COLUMNS, RecordKind
-from procengine.profiling.span_ring import NAME_PREFIX, RingSnapshot, read_arena
+from procengine.profiling.span_ring import NAME_PREFIX, map_arena, read_mapped_arena
 
 __all__ = ["SpanReader", "SpanTables", "Table"]
 
@@ -69,12 +70,21 @@ class SpanTables:
             tables[kind] = Table(kind, joined[joined[:, 0] == kind][:, 1 : 2 + len(columns)])
         return cls(tables, num_lost)
 
-    def joined(self, later: SpanTables) -> SpanTables:
+    def since(self, begin_ns: int) -> SpanTables:
+        """The records whose last time is `begin_ns` or later."""
+        tables = {}
+        for kind, table in self.tables.items():
+            last = [name for name in COLUMNS[kind] if name.endswith("_ns")][-1]
+            tables[kind] = table.where(table[last] >= begin_ns)
+        return SpanTables(tables, self.num_lost)
+
+    def joined(self, *later: SpanTables) -> SpanTables:
         """These and what was read after them."""
         tables = {
-            kind: Table(kind, np.concatenate((table.rows, later[kind].rows))) for kind, table in self.tables.items()
+            kind: Table(kind, np.concatenate((table.rows, *(part[kind].rows for part in later))))
+            for kind, table in self.tables.items()
         }
-        return SpanTables(tables, self.num_lost + later.num_lost)
+        return SpanTables(tables, self.num_lost + sum(part.num_lost for part in later))
 
 
 @dataclass(slots=True)
@@ -83,6 +93,7 @@ class SpanReader:
 
     supervisor_pid: int
     _since: dict[str, dict[str, int]] = field(default_factory=dict)
+    _arenas: dict[str, _Arena] = field(default_factory=dict)
 
     def read(self) -> SpanTables:
         """All records written since the last call (the first one: all that the rings hold).
@@ -90,29 +101,54 @@ class SpanReader:
         Raises:
             OSError: the group is gone, or belongs to another user.
         """
+        self._find_arenas()
+        return self.read_last()
+
+    def read_last(self) -> SpanTables:
+        """The same, of a group that may be gone: what was seen by `read` is still there, to its last record."""
         records, num_lost = [], 0
-        for process, rings in self._arenas():
+        for process, arena in self._arenas.items():
             since = self._since.setdefault(process, {})
-            for ring in rings:
+            for ring in read_mapped_arena(arena.buffer, since):
                 if ring.thread in since:
                     num_lost += ring.first - since[ring.thread]
                 since[ring.thread] = ring.end
                 records.append(ring.records)
         return SpanTables.of(records, num_lost)
 
+    @property
+    def num_processes(self) -> int:
+        """Processes whose memory was found so far. None: the group keeps no spans."""
+        return len(self._arenas)
+
     def skip(self) -> None:
         """Begin here: what was written so far is not wanted."""
         self.read()
 
-    def _arenas(self) -> Iterator[tuple[str, list[RingSnapshot]]]:
+    def _find_arenas(self) -> None:
         directory = Path(f"/proc/{self.supervisor_pid}/fd")
         for entry in sorted(directory.iterdir(), key=lambda path: int(path.name)):
-            name = str(entry.readlink()).removeprefix("/memfd:").removesuffix(" (deleted)")
-            if not name.startswith(NAME_PREFIX):
-                continue
-            process = name.removeprefix(NAME_PREFIX)
-            fd = os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                yield process, read_arena(fd, self._since.get(process))
-            finally:
-                os.close(fd)
+            with contextlib.suppress(FileNotFoundError):  # closed while we look: the supervisor goes on with its work
+                if _arena_name(entry) is not None:
+                    self._map(entry)
+
+    def _map(self, entry: Path) -> None:
+        fd = os.open(entry, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            process = _arena_name(Path(f"/proc/self/fd/{fd}"))  # again: the number may have become another file's
+            inode = os.fstat(fd).st_ino
+            if process is not None and (process not in self._arenas or self._arenas[process].inode != inode):
+                self._arenas[process] = _Arena(inode, map_arena(fd))
+        finally:
+            os.close(fd)
+
+
+def _arena_name(entry: Path) -> str | None:
+    """Whose arena a descriptor is; None if it is none."""
+    name = str(entry.readlink()).removeprefix("/memfd:").removesuffix(" (deleted)")
+    return name.removeprefix(NAME_PREFIX) if name.startswith(NAME_PREFIX) else None
+
+
+class _Arena(NamedTuple):
+    inode: int
+    buffer: mmap.mmap

@@ -32,7 +32,9 @@ __all__ = [
     "SpanArena",
     "SpanWriter",
     "make_arena",
+    "map_arena",
     "read_arena",
+    "read_mapped_arena",
 ]
 
 RECORD_WORDS: Final = 16
@@ -152,14 +154,22 @@ def read_arena(fd: int, since: dict[str, int] | None = None) -> list[RingSnapsho
     Raises:
         ValueError: it is no arena.
     """
-    with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as buffer:
-        magic, num_rings, capacity = _HEADER.unpack_from(buffer)
-        if magic != _MAGIC:
-            raise ValueError("not an arena of spans")
-        rings = (
-            _read_ring(buffer, _ring_start(number, capacity), capacity, since or {}) for number in range(num_rings)
-        )
-        return [ring for ring in rings if ring is not None]
+    with map_arena(fd) as buffer:
+        return read_mapped_arena(buffer, since)
+
+
+def map_arena(fd: int) -> mmap.mmap:
+    """The memory of an arena, to read it more than once; the descriptor may be closed."""
+    return mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+
+
+def read_mapped_arena(buffer: mmap.mmap, since: dict[str, int] | None = None) -> list[RingSnapshot]:
+    """The same as `read_arena`, of memory that is mapped."""
+    magic, num_rings, capacity = _HEADER.unpack_from(buffer)
+    if magic != _MAGIC:
+        raise ValueError("not an arena of spans")
+    rings = (_read_ring(buffer, _ring_start(number, capacity), capacity, since or {}) for number in range(num_rings))
+    return [ring for ring in rings if ring is not None]
 
 
 def _read_ring(buffer: mmap.mmap, start: int, capacity: int, since: dict[str, int]) -> RingSnapshot | None:

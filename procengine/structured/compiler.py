@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ __all__ = ["GrammarCompiler"]
 # Conversion from GBNF is Python, and quadratic in the number of rules: half a second at this size, 15 s at six times.
 _MAX_GBNF_LENGTH = 16 * 1024
 _MAX_REASON = 500
+_NO_FORCING = '\n%llguidance {"no_forcing": true}\n'
 
 
 class GrammarCompiler:
@@ -50,6 +52,8 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         source = self._source(spec)
+        if self._spells_special_token(source):
+            source = _without_forcing(source)
         tokenizer = self._tokenizer()
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=parser_limits())
         if not matcher.is_error():
@@ -71,14 +75,26 @@ class GrammarCompiler:
                     ) from error
             return self._loaded
 
+    def _spells_special_token(self, source: str) -> bool:
+        """Whether the grammar may ask for the characters of a special token, such as "<s>", one after the other."""
+        plain = source.replace("\\", "")
+        return any(token in plain for token in self._special_tokens)
+
+    @cached_property
+    def _special_tokens(self) -> frozenset[str]:
+        added = json.loads(self._tokenizer_json).get("added_tokens") or []
+        return frozenset(token["content"] for token in added if token.get("special"))
+
     def _source(self, spec: StructuredOutputs) -> str:
-        """The grammar in llguidance's own JSON form."""
+        """The grammar as llguidance takes it: Lark, or Lark or a schema inside its own JSON form."""
         from llguidance import LLMatcher
 
         if spec.choice is not None:
             self._checked("choice", "".join(spec.choice))
-            # Lark spells strings as JSON does.
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in spec.choice))
+            # One terminal: as alternatives of a rule, thousands would be too many for a row of the parser. Lark spells
+            # strings as JSON does.
+            choices = " | ".join(json.dumps(text) for text in spec.choice)
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         if spec.regex is not None:
             return LLMatcher.grammar_from_regex(self._checked("regex", spec.regex))
         if spec.grammar is not None:
@@ -102,6 +118,20 @@ class GrammarCompiler:
         if size > self._max_bytes:
             raise InvalidRequestError(f"{field}: {size} bytes are more than the limit of {self._max_bytes}")
         return text
+
+
+def _without_forcing(source: str) -> str:
+    """The same grammar, without the short cut for text that has no alternative.
+
+    llguidance would tokenize that text as it does a prompt: the characters of a special token become that token, which
+    the grammar then refuses. Without, each token is judged by its characters.
+    """
+    if not source.startswith('{"grammars"'):
+        return source + _NO_FORCING
+    (grammar,) = json.loads(source)["grammars"]
+    schema = grammar["json_schema"]
+    lark: str = grammar["lark_grammar"] if schema is None else f"start: %json {json.dumps(schema, ensure_ascii=False)}"
+    return lark + _NO_FORCING
 
 
 def _schema_text(schema: dict[str, Any] | str) -> str:

@@ -5,7 +5,24 @@ Owns: what callers may use. Never does: decide whether tools were offered, or ru
 
 from __future__ import annotations
 
-from procengine.tool_calls.calls import ParsedDelta, ToolCall, ToolCallDelta, ToolCallParser
+from procengine.tool_calls.calls import (
+    FunctionCall,
+    FunctionCallDelta,
+    ParsedDelta,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallParser,
+)
 from procengine.tool_calls.registry import STYLES, parse, tool_call_parser
 
-__all__ = ["STYLES", "ParsedDelta", "ToolCall", "ToolCallDelta", "ToolCallParser", "parse", "tool_call_parser"]
+__all__ = [
+    "STYLES",
+    "FunctionCall",
+    "FunctionCallDelta",
+    "ParsedDelta",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolCallParser",
+    "parse",
+    "tool_call_parser",
+]

@@ -1,38 +1,49 @@
-"""Tool calls as values, and what every parser of them offers.
+"""Tool calls as values, in the shape of OpenAI's API, and what every parser of them offers.
 
-Owns: the shapes. Never does: parse.
+Owns: the shapes; `msgspec.to_builtins` gives the JSON of them. Never does: parse.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["ParsedDelta", "ToolCall", "ToolCallDelta", "ToolCallParser"]
+import msgspec
+
+__all__ = ["FunctionCall", "FunctionCallDelta", "ParsedDelta", "ToolCall", "ToolCallDelta", "ToolCallParser"]
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A whole call. `arguments_json` is the JSON text of an object, as the model wrote it; cut where the text was."""
+class FunctionCall(msgspec.Struct, frozen=True):
+    """`arguments` is the JSON text of an object, as the model wrote it; cut where the text was."""
 
-    index: int
-    id: str
     name: str
-    arguments_json: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallDelta:
-    """What one push added to one call. `name` comes once, in the first delta of an index; `arguments` add up."""
-
-    index: int
-    id: str
-    name: str | None
     arguments: str
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedDelta:
+class ToolCall(msgspec.Struct, frozen=True):
+    """A whole call. An assistant's message may hold it as it is."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class FunctionCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`name` comes once, in the first delta of a call; `arguments` add up."""
+
+    arguments: str
+    name: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was added to the call with this index. `id` and `type` come once, in the first delta of a call."""
+
+    index: int
+    function: FunctionCallDelta
+    id: str | None = None
+    type: str | None = None
+
+
+class ParsedDelta(msgspec.Struct, frozen=True):
     """What one push made certain: text to show, and additions to calls, in order."""
 
     content: str = ""

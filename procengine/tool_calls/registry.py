@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 
 from procengine.errors import ConfigError
-from procengine.tool_calls.calls import ToolCall, ToolCallDelta, ToolCallParser
+from procengine.tool_calls.calls import FunctionCall, ToolCall, ToolCallDelta, ToolCallParser
 from procengine.tool_calls.hermes import HermesParser
 from procengine.tool_calls.llama3 import Llama3Parser
 from procengine.tool_calls.mistral import MistralParser
@@ -43,13 +43,14 @@ def parse(style: str, text: str, id_seed: str = "") -> tuple[str, list[ToolCall]
 
 
 def _joined(deltas: list[ToolCallDelta]) -> list[ToolCall]:
-    calls: list[ToolCall] = []
+    firsts = [delta for delta in deltas if delta.function.name is not None]
+    arguments = [""] * len(firsts)
     for delta in deltas:
-        if delta.name is not None:
-            calls.append(ToolCall(delta.index, delta.id, delta.name, ""))
-        call = calls[delta.index]
-        calls[delta.index] = ToolCall(call.index, call.id, call.name, call.arguments_json + delta.arguments)
-    return calls
+        arguments[delta.index] += delta.function.arguments
+    return [
+        ToolCall(first.id or "", FunctionCall(first.function.name or "", text))
+        for first, text in zip(firsts, arguments, strict=True)
+    ]
 
 
 def _call_id(style: str, id_seed: str, index: int) -> str:

@@ -15,7 +15,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 
-from procengine.tool_calls.calls import ParsedDelta, ToolCallDelta
+from procengine.tool_calls.calls import FunctionCallDelta, ParsedDelta, ToolCallDelta
 from procengine.tool_calls.json_scanner import WHITESPACE, JSONScanner
 
 __all__ = ["MalformedCallError", "Steps", "StreamParser"]
@@ -71,10 +71,15 @@ class StreamParser(ABC):
         """The style. Yields once before it looks at the first character; never ends."""
 
     def _take(self) -> ParsedDelta:
-        calls = tuple(ToolCallDelta(index, self._id_of(index), name, "".join(a)) for index, name, a in self._deltas)
+        calls = tuple(self._delta(index, name, "".join(arguments)) for index, name, arguments in self._deltas)
         content = "".join(self._content)
         self._content, self._deltas = [], []
         return ParsedDelta(content, calls)
+
+    def _delta(self, index: int, name: str | None, arguments: str) -> ToolCallDelta:
+        if name is None:
+            return ToolCallDelta(index, FunctionCallDelta(arguments))
+        return ToolCallDelta(index, FunctionCallDelta(arguments, name), self._id_of(index), "function")
 
     def _hold(self) -> Steps:
         """Pass over a character that may be markup."""

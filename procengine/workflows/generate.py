@@ -57,6 +57,11 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=
         """What the text must look like."""
         return self.sampling_params.structured_outputs
 
+    @property
+    def may_be_truncated(self) -> bool:
+        """Whether `truncate_prompt_tokens` was given."""
+        return self.sampling_params.truncate_prompt_tokens is not None
+
     def check_sizes(self, limits: LimitsConfig) -> None:
         """The counts and bytes of all parameters; bad words would be tokenized one by one."""
         check_sizes(self.sampling_params, limits)

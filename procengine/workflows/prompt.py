@@ -51,6 +51,11 @@ class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """What must be compiled for `accept`."""
         return None
 
+    @property
+    def may_be_truncated(self) -> bool:
+        """Whether a prompt longer than the context is fine, because only its end counts."""
+        return False
+
     def check_sizes(self, limits: LimitsConfig) -> None:
         """Refuse what would cost too much to prepare, before that is tried. Raises InvalidRequestError."""
 

@@ -43,6 +43,7 @@ class Mode:
             "max_num_seqs": 32,
             "block_size": BLOCK_SIZE,
             "num_blocks": NUM_BLOCKS,
+            "max_logprobs": 32,
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,12 @@ def test_embeddings_use_no_kv_blocks(group: RunningGroup) -> None:
     assert num_cached(embedded) == 0
 
 
+def check_generation(group: RunningGroup, case: TinyCase) -> None:
+    outputs = group.generate(case.prompts, case.params, cache_salt="beside embed")
+    answers = [(output.outputs[0].token_ids, output.outputs[0].finish_reason) for output in outputs]
+    assert answers == case.expected
+
+
 def test_embedding_and_generation_at_the_same_time(group: RunningGroup, tiny_llama: TinyCase) -> None:
     case = tiny_llama
     expected = vectors(group.client.embed(case.prompts))
@@ -133,18 +140,18 @@ def test_embedding_and_generation_at_the_same_time(group: RunningGroup, tiny_lla
     is_over = threading.Event()
 
     def embed_all_the_time() -> None:
+        while group.client.stats()["num_unfinished"] < len(case.prompts):
+            time.sleep(0.002)  # first all of the others must be there, or they might not crowd each other
         while not is_over.is_set():
             found.append(vectors(group.client.embed(case.prompts)))
 
     thread = threading.Thread(target=embed_all_the_time)
-    thread.start()
+    group.num_preemptions()
     try:
-        group.num_preemptions()
-        for _ in range(2):
-            with group.held_until_queued(2 * len(case.prompts)):  # those to embed included
-                outputs = group.generate(case.prompts, case.params, cache_salt="beside embed")
-            answers = [(output.outputs[0].token_ids, output.outputs[0].finish_reason) for output in outputs]
-            assert answers == case.expected
+        with group.held_until_queued(len(case.prompts)):
+            thread.start()
+            check_generation(group, case)
+        check_generation(group, case)
         assert group.num_preemptions() > 0
     finally:
         is_over.set()

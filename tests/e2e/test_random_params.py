@@ -33,6 +33,9 @@ _DEPTH2 = Mode(2, 1, False, 1)
 _STEPS4 = Mode(2, 4, True, 2)
 _NUM_REQUESTS = 72
 _BATCH = 18
+_STOPPED_EVERY = 3  # of so many requests, at least one is ended by a stop string
+_TOLERANCE = 1e-3  # of a log probability between two shapes of a batch, in float32
+_NUM_BEYOND = 12  # alternatives that the reference has beyond those that were asked for
 _GRAMMARS = [
     StructuredOutputs(regex="[a-d]{3,9}"),
     StructuredOutputs(regex="(ab|ba)+!"),
@@ -57,7 +60,10 @@ _CONTRADICTORY = [
 
 @dataclass
 class Asked:
-    """A request, what it gave alone without its stop strings, and what must come of that with them."""
+    """A request, what it gave alone without its stop strings, and what must come of that with them.
+
+    `unstopped` has `_NUM_BEYOND` more alternatives a token than `params` ask for.
+    """
 
     prompt: list[int]
     params: SamplingParams
@@ -140,7 +146,7 @@ def random_options(rnd: random.Random) -> dict[str, Any]:
 
 def with_stops(rnd: random.Random, params: SamplingParams, texts: list[str]) -> SamplingParams:
     """Stop strings out of what the request says, and some that do not occur."""
-    if not params.detokenize or rnd.random() < 0.3:
+    if not params.detokenize:
         return params
     stops = ["never said", "ab"]
     for _ in range(rnd.randint(1, 4)):
@@ -151,6 +157,13 @@ def with_stops(rnd: random.Random, params: SamplingParams, texts: list[str]) -> 
     rnd.shuffle(chosen)
     stop: Any = chosen[0] if rnd.random() < 0.2 else tuple(chosen)
     return msgspec.structs.replace(params, stop=stop)
+
+
+def with_wide_logprobs(params: SamplingParams) -> SamplingParams:
+    """The same request with more alternatives, so that a neighbour of the last one that was asked for is known."""
+    asked = {name: getattr(params, name) for name in ("logprobs", "prompt_logprobs")}
+    wide = {name: count + _NUM_BEYOND for name, count in asked.items() if count is not None}
+    return msgspec.structs.replace(params, **wide)
 
 
 # --- what must come out
@@ -196,21 +209,27 @@ def naive_cut(output: CompletionOutput, params: SamplingParams, shown: list[int]
 
 def make_requests(group: RunningGroup, case: TinyCase, seed: int, count: int) -> list[Asked]:
     """Random requests, each run alone first."""
-    rnd, decoder, eos = random.Random(seed), Decoder(case.folder), case.eos_token_id
-    requests = []
-    for _ in range(count):
+    rnd = random.Random(seed)
+    return [make_request(group, case, rnd, must_stop=number % _STOPPED_EVERY == 0) for number in range(count)]
+
+
+def make_request(group: RunningGroup, case: TinyCase, rnd: random.Random, *, must_stop: bool) -> Asked:
+    """One request. With `must_stop` it is drawn again until a stop string ends one of its choices."""
+    decoder, eos = Decoder(case.folder), case.eos_token_id
+    while True:
         one = Asked(random_prompt(rnd), random_params(rnd), random_options(rnd))
-        one.unstopped = group.generate([one.prompt], one.params, cache_salt=group.new_salt())[0]
+        wide = with_wide_logprobs(one.params)
+        one.unstopped = group.generate([one.prompt], wide, cache_salt=group.new_salt())[0]
         check_alone(one, decoder, eos)
-        one.params = with_stops(rnd, one.params, [output.text for output in one.unstopped.outputs])
+        if must_stop or rnd.random() < 0.5:
+            one.params = with_stops(rnd, one.params, [output.text for output in one.unstopped.outputs])
         one.expected = [
             naive_cut(output, one.params, decoder.shown(output, one.params, eos), decoder)
             for output in one.unstopped.outputs
         ]
-        requests.append(one)
-    reasons = [choice.reason for one in requests for choice in one.expected if choice.reason is not None]
-    assert sum(isinstance(reason[1], str) for reason in reasons) > count // 4  # else nothing below would show anything
-    return requests
+        is_stopped = any(choice.reason is not None and isinstance(choice.reason[1], str) for choice in one.expected)
+        if is_stopped or not must_stop:
+            return one
 
 
 @pytest.fixture(scope="module")
@@ -249,12 +268,38 @@ def check_rules(output: CompletionOutput, params: SamplingParams, eos: int) -> N
 # --- the checks of one answer
 
 
-def check_logprobs(found: list[dict[int, Logprob]] | None, expected: list[dict[int, Logprob]] | None) -> None:
-    assert (found is None) == (expected is None)
-    for here, there in zip(found or [], expected or [], strict=True):
-        assert here.keys() == there.keys()
-        for token, entry in here.items():
-            assert entry.logprob <= 0 and abs(entry.logprob - there[token].logprob) < 1e-3
+def check_logprobs(
+    found: list[dict[int, Logprob]] | None, reference: list[dict[int, Logprob]] | None, num_top: int | None
+) -> None:
+    """`reference` has `_NUM_BEYOND` alternatives more than `found`, which has `num_top` of them."""
+    assert (found is None) == (reference is None) == (num_top is None)
+    for here, there in zip(found or [], reference or [], strict=True):
+        check_alternatives(here, there, num_top or 0)
+
+
+def check_alternatives(here: dict[int, Logprob], there: dict[int, Logprob], num_top: int) -> None:
+    """The chosen token is the same; each token has its value, and each rank has its value, within the tolerance.
+
+    So two tokens may have swapped ranks, or one may stand for another in the last, where their values are that close.
+    """
+    chosen = next(iter(here))
+    assert chosen == next(iter(there))
+    assert here.keys() <= there.keys()
+    for token, entry in here.items():
+        assert entry.logprob <= 0 and abs(entry.logprob - there[token].logprob) < _TOLERANCE
+    top, reference_top = by_rank(here, num_top), by_rank(there, num_top)
+    assert len(top) == len(reference_top) == num_top and len(here.keys() - top) <= 1
+    for token, other in zip(top, reference_top, strict=True):
+        assert abs(here[token].logprob - there[other].logprob) < _TOLERANCE
+    likelier = sum(entry.logprob > here[chosen].logprob + _TOLERANCE for entry in there.values())
+    as_likely = sum(entry.logprob > here[chosen].logprob - _TOLERANCE for entry in there.values())
+    assert likelier < here[chosen].rank
+    assert here[chosen].rank <= as_likely or here[chosen].rank > num_top + _NUM_BEYOND
+
+
+def by_rank(entries: dict[int, Logprob], num_top: int) -> list[int]:
+    """The likeliest tokens; the chosen one comes first in the map, and is not always one of them."""
+    return sorted(entries, key=lambda token: entries[token].rank)[:num_top]
 
 
 def check_output(one: Asked, prompt_text: str, output: CompletionOutput) -> None:
@@ -266,7 +311,7 @@ def check_output(one: Asked, prompt_text: str, output: CompletionOutput) -> None
     assert output.text == prompt_text + expected.text
     assert (output.finish_reason, output.stop_reason) == expected.reason
     assert len(output.logprobs or []) == (len(output.token_ids) if params.logprobs is not None else 0)
-    check_logprobs(output.logprobs, expected.logprobs)
+    check_logprobs(output.logprobs, expected.logprobs, params.logprobs)
 
 
 def check_prompt(one: Asked, entries: list[dict[int, Logprob] | None] | None) -> None:
@@ -274,7 +319,8 @@ def check_prompt(one: Asked, entries: list[dict[int, Logprob] | None] | None) ->
     assert (entries is None) == (reference is None) == (one.params.prompt_logprobs is None)
     if entries is not None and reference is not None:
         assert entries[0] is None and len(entries) == len(one.unstopped.prompt_token_ids)
-        check_logprobs([at for at in entries if at is not None], [at for at in reference if at is not None])
+        mine, others = [at for at in entries if at is not None], [at for at in reference if at is not None]
+        check_logprobs(mine, others, one.params.prompt_logprobs)
 
 
 def from_stream(one: Asked, deltas: list[StreamDelta], index: int) -> CompletionOutput:
@@ -370,6 +416,51 @@ def check_random_batches(group: RunningGroup, asked: list[Asked], folder: Path, 
     for _ in range(group.config.worker.num_workers):
         one = group.generate([whole_pool[:-1]], SamplingParams(max_tokens=1), cache_salt=group.new_salt())
         assert len(one[0].outputs[0].token_ids) == 1
+
+
+# --- the comparison of alternatives itself
+
+_REFERENCE = dict(zip([9, 1, 2, 3, 4, 5], [-7.0, -0.5, -1.0, -2.0, -2.0001, -4.0], strict=True))  # 9 was chosen
+
+
+def entries_of(values: dict[int, float]) -> dict[int, Logprob]:
+    """The first is the chosen one, the others are in the order of their ranks."""
+    chosen = next(iter(values))
+    rank = 1 + sum(value > _REFERENCE[chosen] for value in _REFERENCE.values())
+    return dict(zip(values, map(Logprob, values.values(), [rank, *range(1, len(values))]), strict=True))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {9: -7.0, 1: -0.5, 2: -1.0, 3: -2.0},
+        {9: -7.0, 1: -0.5, 2: -1.0, 4: -2.0},  # one of two that are as likely
+        {9: -7.0004, 1: -0.5004, 2: -1.0004, 3: -1.9996},
+    ],
+    ids=str,
+)
+def test_comparison_allows_what_is_within_the_tolerance(values: dict[int, float]) -> None:
+    check_alternatives(entries_of(values), entries_of(_REFERENCE), 3)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {9: -7.0, 1: -0.5, 2: -1.0},  # one too few
+        {9: -7.0, 1: -0.5, 2: -1.0, 5: -2.0},  # a wrong token in the last rank
+        {9: -7.0, 1: -0.5, 2: -1.0, 5: -4.0},  # a token that is less likely, in the last rank
+        {9: -7.0, 1: -0.5, 2: -1.0, 7: -2.0},  # a token that is not likely at all
+        {9: -7.0, 2: -0.5, 1: -1.0, 3: -2.0},  # two that are not as likely, swapped
+        {9: -7.0, 2: -1.0, 1: -0.5, 3: -2.0},  # the same with their own values, so out of order
+        {9: -7.0, 1: -0.5, 2: -1.002, 3: -2.0},  # a wrong value
+        {9: -7.002, 1: -0.5, 2: -1.0, 3: -2.0},  # a wrong value of the chosen one
+        {5: -4.0, 1: -0.5, 2: -1.0, 3: -2.0},  # another one was chosen
+    ],
+    ids=str,
+)
+def test_comparison_refuses_a_wrong_alternative(values: dict[int, float]) -> None:
+    with pytest.raises(AssertionError):
+        check_alternatives(entries_of(values), entries_of(_REFERENCE), 3)
 
 
 # --- the modes

@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Distribution -> import root, where the two differ.
 IMPORT_ROOT = {"pyzmq": "zmq"}
 
-# Imported only where present: the extras `hub` and `plot`, and backends that come with a GPU build of torch or alone.
-OPTIONAL = {"flash_attn", "huggingface_hub", "matplotlib", "triton"}
+# Imported only where present: the extras, and backends that come with a GPU build of torch or alone.
+OPTIONAL = {"flash_attn", "huggingface_hub", "matplotlib", "opentelemetry", "triton"}
 
 
 def declared() -> set[str]:

@@ -71,6 +71,10 @@ REFUSED: Final[list[tuple[str, str, Any, tuple[str, ...]]]] = [
     ("no prompt", "generate", body(), ("prompt", "exactly one", "none")),
     ("two prompts", "generate", body("a", messages=[_USER]), ("exactly one", "prompt, messages")),
     ("embed nothing", "embed", {"prompt": ""}, ("prompt", "empty")),
+    # VAL-03: long enough that it is certain before the text is tokenized
+    ("text too long", "generate", body("a b " * 10_000), ("prompt", "40000 bytes", "at least", str(CONTEXT))),
+    ("message too long", "generate", body(messages=[{**_USER, "content": "a b " * 10_000}]), ("messages", "at least")),
+    ("text too long to embed", "embed", {"prompt": "a b " * 10_000}, ("prompt", "40000 bytes", "at least")),
     # VAL-02
     ("id too high", "generate", body([VOCAB_SIZE]), ("prompt_token_ids", str(VOCAB_SIZE), str(VOCAB_SIZE - 1))),
     ("id negative", "generate", body([5, -1]), ("prompt_token_ids", "-1", str(VOCAB_SIZE - 1))),
@@ -173,6 +177,8 @@ def test_a_request_that_cannot_run_is_refused_once_and_told_why(
         (body([7], max_tokens=1, temperature=1, top_k=2**63, seed=-(2**63), logprobs=20), 1),
         (body([7], max_tokens=1, temperature=1e-38, top_p=1e-30, min_p=1), 1),
         (body([7], max_tokens=1, temperature=1e308, top_p=1e-320, min_p=1e-320), 1),
+        (body("a b " * 10_000, max_tokens=1, truncate_prompt_tokens=9), 1),
+        (body("a b " * 10_000, max_tokens=2, truncate_prompt_tokens=-1), 2),
     ],
     ids=str,
 )

@@ -39,7 +39,17 @@ def test_ps_shows_every_process_of_every_group(group: Served) -> None:
     processes = {f"{p['role']}-{p['rank']}" if p["role"] == "worker" else p["role"]: p for p in found["processes"]}
     assert {name: process["pid"] for name, process in processes.items()} == group.pids
     for process in processes.values():
-        assert set(process) == {"role", "rank", "pid", "state", "uptime_s", "rss_bytes", "cpu_s", "queue_depth"}
+        assert set(process) == {
+            "role",
+            "rank",
+            "pid",
+            "state",
+            "uptime_s",
+            "rss_bytes",
+            "cpu_s",
+            "queue_depth",
+            "num_restarts",
+        }
         assert process["state"] == "ready" and process["uptime_s"] > 0 and process["queue_depth"] == 0
         assert 5 << 20 < process["rss_bytes"] < 120 << 20 and process["cpu_s"] > 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,16 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from procengine import Client, RequestOutput, SamplingParams
+from procengine import AsyncClient, Client, RequestOutput, SamplingParams
 from procengine.client_bodies import Prompt
 from procengine.profiling.records import COLUMNS, RecordKind, request_id_of
 from procengine.profiling.snapshot import SpanReader, SpanTables, Table
+from procengine.trace_context import TraceContext
 from tests.procs.harness import Served, wait_until
 
 STAGES = ("submit_ms", "tokenize_ms", "queue_ms", "prefill_ms", "decode_ms", "detokenize_ms", "deliver_ms")
 STEP = ("rank", "epoch", "key")
 PASSES = (RecordKind.STEP_RUN, RecordKind.RESULT_SENT, RecordKind.RESULT_APPLIED, RecordKind.RESULT_TAKEN)
 OUTPUT_LEN = 30
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 def greedy(num_tokens: int = OUTPUT_LEN) -> SamplingParams:
@@ -31,13 +34,13 @@ def group(serve_module: Callable[..., Served]) -> Served:
 
 
 @pytest.fixture(scope="module")
-def spans(group: Served) -> tuple[SpanTables, list[RequestOutput]]:
-    """Spans of some requests, and what these gave."""
+def spans(serve_module: Callable[..., Served]) -> tuple[SpanTables, list[RequestOutput]]:
+    """Spans of some requests, and what these gave. A group of their own: what others did may be noted late."""
+    group = serve_module("--mock-step-ms", "10", "--decode-steps", "2", "--workers", "2", name="joined")
     reader = SpanReader(group.pid)
-    reader.skip()
     prompts: list[Prompt] = ["one", "two words", [100, 101, 102], list(range(64, 164))]
     with group.client() as client:
-        outputs = client.generate(prompts, greedy())
+        outputs = client.generate(prompts, greedy(), traceparent=TRACEPARENT)
     tables = reader.read()
 
     def everything_is_written() -> bool:  # the answer was on its way before the last records were
@@ -46,7 +49,7 @@ def spans(group: Served) -> tuple[SpanTables, list[RequestOutput]]:
         is_complete = all(set(passes(tables, kind)) == set(passes(tables, PASSES[0])) for kind in PASSES)
         return is_complete and len(tables[RecordKind.REQUEST_DONE]) == len(prompts)
 
-    wait_until(everything_is_written, "a record of each request's end")
+    wait_until(everything_is_written, "records of each request's tokens and end")
     return tables, outputs
 
 
@@ -58,7 +61,7 @@ def timed_request(client: Client) -> float:
     assert output.metrics is not None
     total: float = sum(getattr(output.metrics, stage) for stage in STAGES)
     assert total == pytest.approx(output.metrics.e2e_ms)
-    assert output.metrics.decode_ms >= (OUTPUT_LEN - 2) * 10
+    assert output.metrics.prefill_ms + output.metrics.decode_ms >= OUTPUT_LEN * 10
     return abs(elapsed_ms - total) / elapsed_ms
 
 
@@ -133,6 +136,49 @@ def test_requests_are_in_the_spans_with_their_ids_and_the_times_of_their_replies
         assert done["num_output_tokens"][row] == OUTPUT_LEN
         decode_ms = (done["last_token_ns"][row] - done["first_token_ns"][row]) / 1e6
         assert decode_ms == pytest.approx(output.metrics.decode_ms)
+
+
+def test_requests_are_in_the_spans_with_the_span_of_their_client(
+    spans: tuple[SpanTables, list[RequestOutput]],
+) -> None:
+    tables, _ = spans
+    traced = tables[RecordKind.REQUEST_TRACED]
+    assert sorted(traced["key"].tolist()) == sorted(tables[RecordKind.REQUEST_ACCEPTED]["key"].tolist())
+    contexts = {
+        TraceContext.from_words((high, low, span, flags)) for _, _, high, low, span, flags in traced.rows.tolist()
+    }
+    assert contexts == {TraceContext.parse(TRACEPARENT)}
+
+
+def test_every_way_to_ask_can_name_the_span_of_its_client(group: Served) -> None:
+    reader = SpanReader(group.pid)
+    reader.skip()
+    messages = [{"role": "user", "content": "hi"}]
+
+    async def ask() -> None:
+        async with AsyncClient(group.endpoint) as client:
+            await client.generate("x", greedy(1), traceparent=TRACEPARENT)
+            await client.chat(messages, greedy(1), traceparent=TRACEPARENT)
+            await client.embed("x", traceparent=TRACEPARENT)
+            assert [d async for d in client.stream("x", greedy(1), traceparent=TRACEPARENT)]
+
+    with group.client() as client:
+        client.generate("x", greedy(1), traceparent=TRACEPARENT)
+        client.chat(messages, greedy(1), traceparent=TRACEPARENT)
+        client.embed("x", traceparent=TRACEPARENT)
+        assert list(client.stream("x", greedy(1), traceparent=TRACEPARENT))
+        asyncio.run(ask())
+        client.generate("x", greedy(1))
+    traced = reader.read()[RecordKind.REQUEST_TRACED]
+    assert len(set(traced["key"].tolist())) == 8
+    assert set(traced["parent_span_id"].tolist()) == {TraceContext.parse(TRACEPARENT).to_words()[2]}
+
+
+def test_tokens_taken_in_are_those_that_clients_get(spans: tuple[SpanTables, list[RequestOutput]]) -> None:
+    tables, outputs = spans
+    applied = tables[RecordKind.RESULT_APPLIED]
+    assert applied["num_tokens"].sum() == len(outputs) * OUTPUT_LEN
+    assert (applied["num_tokens"] <= applied["num_rows"]).all()
 
 
 def test_spans_can_be_off(serve: Callable[..., Served]) -> None:

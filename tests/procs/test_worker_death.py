@@ -18,8 +18,8 @@ NUM_REQUESTS, NUM_TOKENS = 12, 100
 SLOW = ("--mock-step-ms", "5")
 POISON = 63  # the mock device makes up larger tokens only
 
-# Run by every Python of the group: a worker dies when a step holds the poisoned token.
-SITECUSTOMIZE = f"""
+# Run by every Python of the group: a worker dies, or sleeps, when a step holds the poisoned token.
+KILLER = f"""
 import os, sys
 if any("procengine.procs.worker" in word for word in sys.orig_argv):
     from procengine import mock_runner
@@ -31,6 +31,7 @@ if any("procengine.procs.worker" in word for word in sys.orig_argv):
         return run(self, header, payload)
     mock_runner.MockRunner.run = run_or_die
 """
+SLEEPER = KILLER.replace("run_or_die", "run_or_sleep").replace("os._exit(9)", "__import__('time').sleep(3600)")
 
 
 def submit_load(raw: RawClient, prefix: str = "r", count: int = NUM_REQUESTS, **params: object) -> list[str]:
@@ -194,16 +195,16 @@ def test_too_many_deaths_are_the_end_and_everybody_hears_why(serve: Callable[...
     assert "worker-0 died 3 times within 60 s (max_restarts is 2)" in group.log
 
 
-@pytest.fixture
-def poisoned(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}
+def injected(folder: Path, program: str) -> dict[str, str]:
+    """An environment in which every Python process runs that program first."""
+    (folder / "sitecustomize.py").write_text(program)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def test_a_request_that_kills_its_workers_ends_and_its_batch_mates_live(
-    serve: Callable[..., Served], poisoned: dict[str, str]
+    serve: Callable[..., Served], tmp_path: Path
 ) -> None:
-    group = serve(*SLOW, "--restart-window", "2", env=poisoned)
+    group = serve(*SLOW, "--restart-window", "2", env=injected(tmp_path, KILLER))
     with RawClient(group.endpoint) as raw:
         names = submit_load(raw)
         wait_tokens(raw, names, 5)
@@ -214,3 +215,36 @@ def test_a_request_that_kills_its_workers_ends_and_its_batch_mates_live(
         expect_exact(raw, names)
         assert raw.num_ends("poison") == 1
         expect_exact(raw, submit_load(raw, "again"))
+
+
+@pytest.mark.parametrize("hang", ["stopped", "asleep in a step"])
+def test_a_worker_that_hangs_is_replaced(serve: Callable[..., Served], tmp_path: Path, hang: str) -> None:
+    env = injected(tmp_path, SLEEPER) if hang != "stopped" else {}
+    group = serve(*SLOW, "--step-timeout", "1", env=env)
+    old = group.pids["worker-0"]
+    with RawClient(group.endpoint) as raw:
+        names = submit_load(raw)
+        wait_tokens(raw, names, 5)
+        if hang == "stopped":
+            kill(group, number=signal.SIGSTOP)
+        else:
+            raw.submit("sleeper", body([POISON, 100, 101], max_tokens=5))
+            names.append("sleeper")
+        wait_restarted(group, old)
+        if hang == "stopped":
+            expect_exact(raw, names)
+        assert f"worker-0 (pid {old}) has made no progress for 1 s" in group.log
+        assert hang == "stopped" or "run_or_sleep" in group.log, "where it hung is in the log"
+
+
+def test_a_slow_worker_is_not_taken_for_hung(serve: Callable[..., Served]) -> None:
+    """Steps that take almost as long as is allowed, and a pause of idleness longer than that."""
+    group = serve("--mock-step-ms", "300", "--step-timeout", "1")
+    with RawClient(group.endpoint) as raw:
+        for round_ in range(2):
+            names = [f"{round_}-{number}" for number in range(3)]
+            for name in names:
+                raw.submit(name, body(as_ids(3), max_tokens=6))
+            expect_exact(raw, names, 6)
+            raw.receive_for(1.5)
+    assert current_pids(group) == group.pids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,37 @@ def test_a_turn_that_only_calls_tools_needs_no_content() -> None:
     source = "{% for m in messages %}{{ m.role }}:{{ m.content is defined }};{% endfor %}"
     messages: list[dict[str, Any]] = [USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
     assert ChatTemplate(source).render(messages) == "user:True;assistant:False;"
+
+
+def call_with(arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "é", "n": [1]}', {"city": "é", "n": [1]}], ids=["text", "object"])
+def test_templates_see_the_arguments_of_a_call_as_an_object(arguments: Any) -> None:
+    source = "{{ messages[1].tool_calls[0].function.arguments | tojson }}"
+    assert ChatTemplate(source).render([USER, call_with(arguments)]) == '{"city": "é", "n": [1]}'
+
+
+def test_empty_arguments_are_those_of_a_function_without_any() -> None:
+    source = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    assert ChatTemplate(source).render([call_with("")]) == "{}"
+
+
+@pytest.mark.parametrize("arguments", ['{"city": ', "[1]", "7", "text", '{"a":' * 100_000])
+def test_arguments_that_are_no_object_are_named(arguments: str) -> None:
+    with pytest.raises(
+        InvalidRequestError,
+        match=r"^messages\[1\]\.tool_calls\[0\]\.function\.arguments must be the JSON text of an object",
+    ):
+        ChatTemplate(CHATML).render([USER, call_with(arguments)])
+
+
+@pytest.mark.parametrize("calls", ["x", 7, {"a": 1}, [7], [{}], [{"function": None}], [{"function": {"name": "f"}}]])
+def test_calls_of_another_shape_are_the_templates_business(calls: Any) -> None:
+    source = "{{ messages[0].tool_calls | tojson }}"
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    assert json.loads(ChatTemplate(source).render([message])) == calls
 
 
 @pytest.mark.parametrize(

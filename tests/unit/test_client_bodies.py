@@ -23,6 +23,7 @@ from procengine.client_bodies import (
 from procengine.errors import InvalidRequestError
 from procengine.sampling_params import SamplingParams
 from procengine.structured.spec import StructuredOutputs
+from procengine.tool_calls import FunctionCall, ToolCall
 from procengine.workflows.embed import EmbedBody
 from procengine.workflows.generate import GenerateBody
 
@@ -114,6 +115,35 @@ def test_tools_go_with_messages_only() -> None:
         assert decoded == GenerateBody(messages=messages, tools=tools)
     with pytest.raises(InvalidRequestError, match="tools: can only be given with messages"):
         one_prompt_body("x", None, tools)
+
+
+@pytest.mark.parametrize("prompt", [None, 7, 1.5, True, b"abc", bytearray(b"abc"), object()])
+def test_what_is_neither_text_nor_ids_is_refused(prompt: Any) -> None:
+    second = prompt_list(["fine", prompt])[0][1]
+    for make, value in ((prompt_list, prompt), (prompt_body, prompt), (prompt_body, second)):
+        with pytest.raises(InvalidRequestError, match=r"^prompt: must be a text or a list of token ids, got "):
+            make(value)
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ("hi", "messages: must be a list of objects, got 'hi'"),
+        ({"role": "user"}, "messages: must be a list of objects, got {'role': 'user'}"),
+        (None, "messages: must be a list of objects, got None"),
+        ([{"role": "user"}, "hi"], r"messages\[1\]: must be an object, got 'hi'"),
+    ],
+)
+def test_messages_that_are_no_list_of_objects_are_refused(messages: Any, reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{reason}"):
+        messages_body(messages)
+
+
+def test_calls_that_came_can_be_sent_back() -> None:
+    call = ToolCall("call_1", FunctionCall("f", "{}"))
+    body = messages_body([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    decoded = msgspec.msgpack.decode(encode_body(generate_body(body, None)), type=GenerateBody)
+    assert decoded.messages == [{"role": "assistant", "content": None, "tool_calls": [msgspec.to_builtins(call)]}]
 
 
 def test_who_waits_for_the_end_asks_for_one_message_a_choice() -> None:

@@ -60,6 +60,7 @@ def test_description_is_read(start: Start, tmp_path: Path) -> None:
             model="m",
             pids={"supervisor": 1},
             run_dir=str(directory),
+            num_blocks=7,
         )
     ]
 

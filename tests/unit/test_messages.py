@@ -15,12 +15,13 @@ Message = Any
 # One message each with every field set: (message, its bytes as written on the wire).
 GOLDEN: list[tuple[Message, bytes]] = [
     (m.Hello(1), b"\x92\xa5hello\x01"),
-    (m.Submit("r", "generate", msgspec.Raw(b"\x80"), 5), b"\x95\xa6submit\xa1r\xa8generate\x80\x05"),
+    (m.Submit("r", "generate", msgspec.Raw(b"\x80"), 5, "t"), b"\x96\xa6submit\xa1r\xa8generate\x80\x05\xa1t"),
     (m.Abort("r"), b"\x92\xa5abort\xa1r"),
     (m.GetStats(True), b"\x92\xa9get_stats\xc3"),
     (
-        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate", "embed"), 4096),
-        b"\x99\xa7welcome\x01\xa1g\xa1m\xa7ipc://o\xcd\x01\x00\xcd\x03\xe8\x92\xa8generate\xa5embed\xcd\x10\x00",
+        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate", "embed"), 4096, "hermes"),
+        b"\x9a\xa7welcome\x01\xa1g\xa1m\xa7ipc://o\xcd\x01\x00\xcd\x03\xe8\x92\xa8generate\xa5embed\xcd\x10\x00"
+        b"\xa6hermes",
     ),
     (m.Rejected("r", "overloaded", "full"), b"\x94\xa8rejected\xa1r\xaaoverloaded\xa4full"),
     (m.Stats({"num_steps": 3, "x": None}), b"\x92\xa5stats\x82\xa9num_steps\x03\xa1x\xc0"),
@@ -112,14 +113,15 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.ChildStats(7, "ready", 3), b"\x94\xabchild_stats\x07\xa5ready\x03"),
     (m.Drain(1.5), b"\x92\xa5drain\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"),
     (m.Drained(), b"\x91\xa7drained"),
+    (m.WorkerHung(1, 2), b"\x93\xabworker_hung\x01\x02"),
     (m.WorkerLost(1, 2), b"\x93\xabworker_lost\x01\x02"),
     (m.OutputLost(2), b"\x92\xaboutput_lost\x02"),
     (m.Shutdown("why"), b"\x92\xa8shutdown\xa3why"),
     (m.GetStatus(), b"\x91\xaaget_status"),
     (
-        m.Status("g", "m", [m.ProcessStatus("worker", 1, 42, "ready", 1.5, 1000, 0.5, 3)]),
-        b"\x94\xa6status\xa1g\xa1m\x91\x98\xa6worker\x01\x2a\xa5ready\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"
-        b"\xcd\x03\xe8\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00\x03",
+        m.Status("g", "m", [m.ProcessStatus("worker", 1, 42, "ready", 1.5, 1000, 0.5, 3, 2)]),
+        b"\x94\xa6status\xa1g\xa1m\x91\x99\xa6worker\x01\x2a\xa5ready\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"
+        b"\xcd\x03\xe8\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00\x03\x02",
     ),
 ]
 
@@ -132,15 +134,23 @@ DECODERS: dict[str, tuple[Callable[[bytes], Message], set[type]]] = {
     "step": (m.decode_step, {m.StepInput, m.EmbedInput}),
     "worker": (m.decode_from_worker, {m.WorkerReady, m.StepResult, m.EmbedResult}),
     "supervisor": (m.decode_from_supervisor, {m.Query, m.Drain, m.WorkerLost, m.OutputLost, m.Shutdown}),
-    "control_peer": (m.decode_from_control_peer, {m.Ready, m.Failed, m.ChildStats, m.Drained, m.GetStatus}),
+    "control_peer": (
+        m.decode_from_control_peer,
+        {m.Ready, m.Failed, m.ChildStats, m.Drained, m.WorkerHung, m.GetStatus},
+    ),
     "status": (m.decode_status, {m.Status}),
 }
 
 # Fields that a peer of an older version leaves out, and what they mean then.
 WITHOUT_TRAILING_FIELDS: list[tuple[str, list[Any], Message]] = [
     ("client", ["get_stats"], m.GetStats(False)),
-    ("client", ["submit", "r", "embed", {}], m.Submit("r", "embed", msgspec.Raw(b"\x80"), 0)),
+    ("client", ["submit", "r", "embed", {}], m.Submit("r", "embed", msgspec.Raw(b"\x80"), 0, "")),
     ("frontend", ["admitted", [3], [0]], m.Admitted([3], [0], 0)),
+    (
+        "to_client",
+        ["welcome", 1, "g", "m", "ipc://o", 256, 1000, ["generate"], 4096],
+        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate",), 4096, "none"),
+    ),
     ("to_client", ["outputs", [["delta", "r", 0, "t", [5]]]], m.Outputs([m.Delta("r", 0, "t", [5])])),
     ("to_client", ["outputs", [["embedding", "r", b"", [1]]]], m.Outputs([m.Embedding("r", b"", [1], "stop", None)])),
     (

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from procengine.config import EngineConfig, LimitsConfig
+from procengine.config import EngineConfig, LimitsConfig, MetricsConfig
 from procengine.errors import ConfigError, ModelError
 from procengine.resolve import EngineArgs, resolve
 from tests.model_files import LLAMA, SIZES, write_folder
@@ -64,8 +64,10 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("start_timeout", [0.1, 3600], [0, -1, math.nan, math.inf]),
     ("drain_timeout", [0, 3600], [-1, math.nan, math.inf]),
     ("max_restarts", [0, 100], [-1, (1 << 16) + 1]),
+    ("step_timeout", [0.1, 3600], [0, -1, math.nan, math.inf]),
     ("restart_window", [0.1, 3600], [0, -1, math.nan, math.inf]),
     ("span_records", [0, 1, 1 << 14], [-1, 3, 1000, (1 << 24) + 1]),
+    ("metrics_port", [0, 9400, 65535], [-1, 65536]),
 ]
 
 
@@ -144,6 +146,37 @@ def test_pooling_is_the_models_own_unless_it_is_said(model: str, pooling: str, e
     assert resolved(model, pooling=pooling).model.pooling == expected
 
 
+QWEN = {"chat_template": "{% if tools %}<tool_call>{% endif %}"}
+
+
+@pytest.mark.parametrize(
+    ("files", "asked", "expected"),
+    [
+        ({}, "auto", "none"),  # no template
+        ({"tokenizer_config__json": {"chat_template": "{{ messages }}"}}, "auto", "none"),
+        ({"tokenizer_config__json": QWEN}, "auto", "hermes"),
+        ({"tokenizer_config__json": QWEN}, "none", "none"),
+        ({"tokenizer_config__json": QWEN}, "mistral", "mistral"),
+        ({}, "llama3", "llama3"),
+        # The template writes no marker, but the tokenizer has one.
+        (
+            {
+                "tokenizer_config__json": {"chat_template": "{{ tools }}"},
+                "tokenizer__json": {"added_tokens": [{"content": "<|python_tag|>"}]},
+            },
+            "auto",
+            "llama3",
+        ),
+    ],
+    ids=str,
+)
+def test_style_of_tool_calls_is_the_models_own_unless_it_is_said(
+    tmp_path: Path, run_dir: Path, files: dict[str, Any], asked: str, expected: str
+) -> None:
+    model = str(write_folder(tmp_path / "model", LLAMA, **files))
+    assert resolved(model, tool_call_parser=asked).model.tool_call_parser == expected
+
+
 # --- the group
 
 
@@ -202,6 +235,45 @@ def test_workers_share_cores_and_memory(model: str) -> None:
     assert resolved(model, threads=3, workers=2).worker.threads == 3
     assert 1 << 20 <= resolved(model, workers=64).cache.memory_bytes < resolved(model).cache.memory_bytes
     assert resolved(model, kv_cache_memory=12345).cache.memory_bytes == 12345
+
+
+def test_nothing_is_told_to_the_outside_unless_it_is_asked_for(model: str) -> None:
+    assert not resolved(model).metrics.is_on
+    assert resolved(model, metrics_port=0).metrics == MetricsConfig(0, "127.0.0.1", None)
+    assert resolved(model, otlp_endpoint="http://c:4318").metrics.is_on
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ("http://localhost:4318", "http://localhost:4318/v1/traces"),
+        ("http://localhost:4318/", "http://localhost:4318/v1/traces"),
+        ("https://collector/own/path", "https://collector/own/path"),
+        ("http://[::1]:4318?x=1", "http://[::1]:4318/v1/traces?x=1"),
+    ],
+)
+def test_traces_go_to_the_path_of_the_standard_unless_one_is_given(model: str, endpoint: str, url: str) -> None:
+    assert resolved(model, otlp_endpoint=endpoint).metrics.otlp_endpoint == url
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "localhost:4318", "localhost", "ftp://x", "http://", "http://x:port", "http://x:99999", "http://[::1"],
+)
+def test_what_is_no_url_takes_no_traces(model: str, endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=r"^otlp_endpoint: must be a URL .*, got "):
+        resolved(model, otlp_endpoint=endpoint)
+
+
+@pytest.mark.parametrize(("option", "value"), [("metrics_port", 0), ("otlp_endpoint", "http://c:4318")])
+def test_without_spans_there_is_nothing_to_tell(model: str, option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{option}: comes from spans, and span_records is 0"):
+        resolved(model, span_records=0, **{option: value})
+
+
+def test_metrics_are_not_served_everywhere_by_an_empty_host(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"^metrics_host: must name an address .*, got ''"):
+        resolved(model, metrics_port=0, metrics_host="")
 
 
 def test_options_reach_the_configuration_as_they_are(model: str) -> None:

@@ -38,6 +38,8 @@ def test_every_field_has_help_and_no_help_is_left_over() -> None:
         ([], "logits_processors", ()),
         (["--max-n", "3"], "max_n", 3),
         (["--grammar-timeout", "0.5"], "grammar_timeout", 0.5),
+        (["--metrics-port", "0"], "metrics_port", 0),
+        (["--otlp-endpoint", "http://x"], "otlp_endpoint", "http://x"),
         (["--enable-prefix-caching"], "enable_prefix_caching", True),
         (["--no-enable-prefix-caching"], "enable_prefix_caching", False),
     ],

@@ -31,6 +31,7 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
                 "finish_reason": "length",
                 "stop_reason": None,
                 "logprobs": [{"4": {"logprob": -0.5, "rank": 1}}],
+                "tool_calls": None,
             }
         ],
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cached_tokens": 2},

@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from procengine import ipc
-from procengine.cli.ps import _as_object, _duration, ask_groups, render
+from procengine.cli.ps import _as_object, ask_groups, duration, render
 from procengine.groups import GroupInfo
 from procengine.messages import GetStatus, ProcessStatus, Status, decode_from_control_peer, encode
 
@@ -79,5 +79,5 @@ def test_json_object_says_which_group_is_silent() -> None:
     ("seconds", "text"),
     [(0.4, "0s"), (59.9, "59s"), (184, "3m04s"), (7500, "2h05m"), (86400 * 4 + 3600 * 3, "4d03h")],
 )
-def test_durations_have_two_units(seconds: float, text: str) -> None:
-    assert _duration(seconds) == text
+def testdurations_have_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

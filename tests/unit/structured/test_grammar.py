@@ -66,6 +66,32 @@ def test_the_whole_text_matches_a_regex(regex: str) -> None:
     assert [text for text in texts if not re.fullmatch(regex, text)] == []
 
 
+def test_thousands_of_choices_are_as_good_as_a_few() -> None:
+    choices = tuple(f"{number}th" for number in range(5000))
+    texts = {drawn("byte_level", seed, choice=choices) for seed in range(10)}
+    assert texts <= {*choices} and len(texts) > 1
+
+
+SPELT_SPECIALS: list[dict[str, Any]] = [
+    {"choice": ("<|end|>", "a<|start|>")},
+    {"regex": r"a<\|end\|>{1,2}"},
+    {"grammar": 'start: "<|start|>" /[ab]/ "<|end|>"'},
+    {"json_schema": {"const": {"<|end|>": "<|start|>é"}}, "disable_any_whitespace": True},
+]
+
+
+@pytest.mark.parametrize("fields", SPELT_SPECIALS, ids=str)
+def test_the_characters_of_a_special_token_are_spelt_with_others(fields: dict[str, Any]) -> None:
+    form = {
+        "choice": r"<\|end\|>|a<\|start\|>",
+        "regex": r"a<\|end\|>{1,2}",
+        "grammar": r"<\|start\|>[ab]<\|end\|>",
+        "json_schema": r'\{"<\|end\|>":"<\|start\|>é"\}',
+    }[next(iter(fields))]
+    for seed in range(5):
+        assert re.fullmatch(form, drawn("byte_level", seed, **fields))
+
+
 CHOICES = (
     "yes",
     "no",

@@ -6,12 +6,21 @@ import json
 import time
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from procengine.errors import ConfigError
-from procengine.tool_calls import STYLES, ToolCall, ToolCallDelta, parse, tool_call_parser
+from procengine.tool_calls import (
+    STYLES,
+    FunctionCall,
+    FunctionCallDelta,
+    ToolCall,
+    ToolCallDelta,
+    parse,
+    tool_call_parser,
+)
 
 ARGUMENTS = '{"city": "Pa\\"ris}", "n": [1, {"x": "]"}], "s": "日本\\u00e9 👩"}'
 TRICKY = [ARGUMENTS, "{}", "{ }", '{"a": {"b": {"c": [[], {}, "{"]}}}', '{"code": "if (x) { return \\"}\\"; }\\n"}']
@@ -131,10 +140,12 @@ def fed(style: str, pieces: list[str]) -> tuple[str, list[ToolCall], list[ToolCa
     deltas = [delta for part in parts for delta in part.tool_calls]
     calls: dict[int, ToolCall] = {}
     for delta in deltas:
-        assert (delta.name is not None) == (delta.index not in calls)
-        before = calls.get(delta.index) or ToolCall(delta.index, delta.id, delta.name or "", "")
-        assert before.id == delta.id
-        calls[delta.index] = ToolCall(delta.index, delta.id, before.name, before.arguments_json + delta.arguments)
+        name, arguments = delta.function.name, delta.function.arguments
+        is_first = delta.index not in calls
+        assert is_first == (name is not None) == (delta.id is not None) == (delta.type == "function")
+        before = calls.get(delta.index) or ToolCall(delta.id or "", FunctionCall(name or "", ""))
+        whole = FunctionCall(before.function.name, before.function.arguments + arguments)
+        calls[delta.index] = ToolCall(before.id, whole)
     assert list(calls) == list(range(len(calls)))
     return "".join(part.content for part in parts), list(calls.values()), deltas
 
@@ -142,7 +153,7 @@ def fed(style: str, pieces: list[str]) -> tuple[str, list[ToolCall], list[ToolCa
 @pytest.mark.parametrize(("style", "text", "content", "calls"), GOOD + MALFORMED)
 def test_content_and_calls(style: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
     found, found_calls = parse(style, text, "seed")
-    assert (found, [(call.name, call.arguments_json) for call in found_calls]) == (content, calls)
+    assert (found, [(call.function.name, call.function.arguments) for call in found_calls]) == (content, calls)
     assert fed(style, list(text))[:2] == (found, found_calls)
     for size in (2, 3, 7, 16):
         assert fed(style, [text[i : i + size] for i in range(0, len(text), size)])[:2] == (found, found_calls)
@@ -150,20 +161,23 @@ def test_content_and_calls(style: str, text: str, content: str, calls: list[tupl
 
 @pytest.mark.parametrize(("style", "text", "content", "calls"), GOOD)
 def test_arguments_are_json_objects(style: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
-    assert all(isinstance(json.loads(call.arguments_json), dict) for call in parse(style, text)[1])
+    assert all(isinstance(json.loads(call.function.arguments), dict) for call in parse(style, text)[1])
 
 
 def test_arguments_stream_as_they_come() -> None:
     parser = tool_call_parser("hermes", "r")
     assert parser.push('Hi<tool_call>{"name": "f", "arguments":').tool_calls == ()
     (first,) = parser.push(' {"a"').tool_calls
-    assert (first.index, first.name, first.arguments) == (0, "f", '{"a"')
+    assert (first.index, first.function) == (0, FunctionCallDelta('{"a"', "f"))
     (second,) = parser.push(': "x').tool_calls
-    assert second == ToolCallDelta(0, first.id, None, ': "x')
+    assert second == ToolCallDelta(0, FunctionCallDelta(': "x'))
     (third,) = parser.push('"}}</tool_call>').tool_calls
-    assert third.arguments == '"}'
+    assert third.function.arguments == '"}'
     both = parser.push('<tool_call>{"name": "g", "arguments": {}}</tool_call><tool_call>{"name": "h"}').tool_calls
-    assert [(delta.index, delta.name, delta.arguments) for delta in both] == [(1, "g", "{}"), (2, "h", "{}")]
+    assert [(delta.index, delta.function) for delta in both] == [
+        (1, FunctionCallDelta("{}", "g")),
+        (2, FunctionCallDelta("{}", "h")),
+    ]
 
 
 def test_content_is_held_only_while_it_may_be_a_marker() -> None:
@@ -225,7 +239,7 @@ def test_every_json_object_comes_through_in_any_pieces(style: str, arguments: li
     ends = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
     content, calls, _ = fed(style, [text[a:b] for a, b in pairwise(ends)])
     assert content == ""
-    assert [call.arguments_json for call in calls] == arguments
+    assert [call.function.arguments for call in calls] == arguments
 
 
 FRAGMENTS = (
@@ -260,4 +274,20 @@ def test_long_and_deep_texts_take_time_in_proportion(style: str, unit: str) -> N
     began = time.process_time()
     content, calls = parse(style, text)
     assert time.process_time() - began < 5
-    assert len(content) + sum(len(call.arguments_json) for call in calls) + len(prefix) >= len(text)
+    assert len(content) + sum(len(call.function.arguments) for call in calls) + len(prefix) >= len(text)
+
+
+def test_values_have_the_shape_of_openais_json() -> None:
+    (call,) = parse("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call>')[1]
+    shape = {"id": call.id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert msgspec.to_builtins(call) == shape
+    parser = tool_call_parser("mistral", "r")
+    (first,) = parser.push('[TOOL_CALLS]f{"').tool_calls
+    (second,) = parser.push("a").tool_calls
+    assert msgspec.to_builtins(first) == {
+        "index": 0,
+        "id": first.id,
+        "type": "function",
+        "function": {"name": "f", "arguments": '{"'},
+    }
+    assert msgspec.to_builtins(second) == {"index": 0, "function": {"arguments": "a"}}
