@@ -30,7 +30,7 @@ _OBJECTS = FOLDER / ".objects"  # compiled units, by the hash of all that went i
 _OBJECTS_LAST_S = 7 * 24 * 3600
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno")
-_WARNINGS = ("-Wall", "-Wextra", "-Wno-unknown-pragmas")
+_WARNINGS = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-uninitialized")
 _X86 = ("x86_64", "AMD64")
 # By the end of a unit's name. The level must be one that `cpu.h` tells apart at run time.
 _ISA_FLAGS = {
