@@ -80,8 +80,14 @@ GGML_FORMATS: dict[str, PackedFormat] = {
 }
 _GGML_IDS = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
 _GGML_BLOCKS = {  # weights and bytes of a block
-    **{"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34)},
-    **{"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)},
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
 }
 
 
@@ -200,7 +206,7 @@ class PackedMatrix:
             outputs = torch.arange(num_rows)
         if outputs.shape != (num_rows,):
             raise ConfigError(f"{num_rows} rows need as many outputs, not {list(outputs.shape)}")
-        if num_rows and not (0 <= int(outputs.min()) and int(outputs.max()) < self.outputs):
+        if num_rows and not (int(outputs.min()) >= 0 and int(outputs.max()) < self.outputs):
             raise ConfigError(f"outputs must be between 0 and {self.outputs - 1}")
         return outputs.to(torch.int64).contiguous()
 

@@ -52,17 +52,17 @@ void quantize_rows(const void* x, DType type, int64_t stride, Range rows, const 
     kernels().quantize_rows(x, type, stride, rows, to);
 }
 
-void linear_share(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& epilogue,
-                  const Team& team) {
+int64_t linear_units(const PackedMatrix& w, int64_t num_rows) {
+    const int64_t height = block_rows(w);
+    return (num_rows + height - 1) / height * w.panels();
+}
+
+void linear_part(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& epilogue, Range units) {
     const KernelSet& set = kernels();
-    // The work is a grid of row blocks x panels, of which each thread takes a run: with few rows its own panels, which
-    // it alone reads; with many, whole rows of blocks.
-    const int64_t height = block_rows(w), panels = w.panels();
-    const int64_t blocks = (num_rows + height - 1) / height;
-    const Range items = team.share(blocks * panels);
-    for (int64_t item = items.begin; item < items.end; ++item) {
-        const Range rows = share_of(num_rows, 1, item / panels, blocks);
-        const int64_t index = item % panels;
+    const int64_t panels = w.panels(), blocks = linear_units(w, num_rows) / panels;
+    for (int64_t unit = units.begin; unit < units.end; ++unit) {
+        const Range rows = share_of(num_rows, 1, unit / panels, blocks);
+        const int64_t index = unit % panels;
         if (w.format == WEIGHT_BF16) {
             set.bf16_block(w.panel(index), w.inputs, x.rows, x.stride, rows, index * PANEL, w.outputs, epilogue);
         } else {
@@ -75,21 +75,33 @@ int64_t activation_bytes(const PackedMatrix& w, int64_t num_rows) {
     return w.format == WEIGHT_BF16 ? num_rows * w.inputs * 2 : QuantizedRows::bytes(num_rows, w.inputs, w.groups());
 }
 
-Activations prepare_share(const PackedMatrix& w, const void* x, DType type, int64_t stride, int64_t num_rows,
-                          void* memory, const Team& team) {
-    const Range rows = team.share(num_rows);
-    if (w.format != WEIGHT_BF16) {
-        const QuantizedRows quantized = QuantizedRows::in(memory, num_rows, w.inputs, w.groups());
-        quantize_rows(x, type, stride, rows, quantized);
-        return {nullptr, 0, quantized};
-    }
+Activations activations_for(const PackedMatrix& w, const void* x, DType type, int64_t stride, int64_t num_rows,
+                            void* memory) {
+    if (w.format != WEIGHT_BF16) return {nullptr, 0, QuantizedRows::in(memory, num_rows, w.inputs, w.groups())};
     if (type == BF16) return {static_cast<const bf16*>(x), stride, {}};
-    bf16* narrow = static_cast<bf16*>(memory);
+    return {static_cast<const bf16*>(memory), w.inputs, {}};
+}
+
+void prepare_rows(const PackedMatrix& w, const void* x, DType type, int64_t stride, Range rows, const Activations& to) {
+    if (w.format != WEIGHT_BF16) {
+        quantize_rows(x, type, stride, rows, to.quantized);
+        return;
+    }
+    if (type == BF16) return;
+    bf16* narrow = const_cast<bf16*>(to.rows);
     for (int64_t row = rows.begin; row < rows.end; ++row) {
         const float* from = static_cast<const float*>(x) + row * stride;
-        for (int64_t k = 0; k < w.inputs; ++k) narrow[row * w.inputs + k] = to_bf16(from[k]);
+        for (int64_t k = 0; k < w.inputs; ++k) narrow[row * to.stride + k] = to_bf16(from[k]);
     }
-    return {narrow, w.inputs, {}};
+}
+
+Activations linear(Phases& phases, const PackedMatrix& w, const void* x, DType type, int64_t stride, int64_t num_rows,
+                   void* memory, const Epilogue& epilogue) {
+    const Activations ready = activations_for(w, x, type, stride, num_rows, memory);
+    phases.each(num_rows, [&](Range rows) { prepare_rows(w, x, type, stride, rows, ready); });
+    phases.each(linear_units(w, num_rows),
+                [&](Range units) { linear_part(w, ready, num_rows, epilogue, units); });
+    return ready;
 }
 
 }  // namespace pe
@@ -99,9 +111,7 @@ PE_EXPORT void pe_linear(const pe::PackedMatrix* w, const void* x, int32_t type,
                          const pe::Epilogue* epilogue) {
     using namespace pe;
     void* memory = thread_scratch(activation_bytes(*w, num_rows), 1);
-    parallel([&](const Team& team) {
-        const Activations ready = prepare_share(*w, x, static_cast<DType>(type), stride, num_rows, memory, team);
-        team.barrier();
-        linear_share(*w, ready, num_rows, *epilogue, team);
+    run_phases([&](Phases& phases) {
+        linear(phases, *w, x, static_cast<DType>(type), stride, num_rows, memory, *epilogue);
     });
 }

@@ -1,7 +1,7 @@
 // y = x W^T for packed W, with what usually follows it done on the way out.
 //
-// `linear_share` is one thread's part of it, to be called by every thread of a team inside a region; where one's output
-// is the next one's input, a barrier goes between. `linear` is the whole of it in a region of its own.
+// A product is two phases of a region: `prepare` brings the rows of x into the form that W's kernels take, `linear` does
+// the rest. Either is cut into units that any thread may take: `linear_units` of them, `num_rows` of the first.
 #pragma once
 
 #include <cstdint>
@@ -29,14 +29,22 @@ struct Activations {
     QuantizedRows quantized;
 };
 
-// This thread's part of all outputs for `num_rows` rows. All threads of the team call it with the same arguments.
-void linear_share(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& epilogue,
-                  const Team& team);
-
-// This thread's part of bringing x [num_rows, K] into the form that `w` takes; a barrier belongs behind it. `memory`
-// has `activation_bytes`, 64-byte aligned, and holds the result (bf16 rows for BF16 weights stay where they are).
-Activations prepare_share(const PackedMatrix& w, const void* x, DType type, int64_t stride, int64_t num_rows,
-                          void* memory, const Team& team);
+// What `prepare` makes for rows of x (elements of `type`, F32 or BF16; `stride` between rows), before it has: where it is
+// inside `memory`, which has `activation_bytes`, 64-byte aligned. bf16 rows for BF16 weights stay where they are.
+Activations activations_for(const PackedMatrix& w, const void* x, DType type, int64_t stride, int64_t num_rows,
+                            void* memory);
 int64_t activation_bytes(const PackedMatrix& w, int64_t num_rows);
+
+// Fills `to` for the rows `rows` of x.
+void prepare_rows(const PackedMatrix& w, const void* x, DType type, int64_t stride, Range rows, const Activations& to);
+
+// The pieces that the product of `num_rows` rows falls into, and some of them. First the panels of the first rows, then
+// those of the next: so few rows are divided by panels, each of which is read by one thread, and many by rows too.
+int64_t linear_units(const PackedMatrix& w, int64_t num_rows);
+void linear_part(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& epilogue, Range units);
+
+// Both phases. Returns the activations, for other matrices of the same group that take the same x.
+Activations linear(Phases& phases, const PackedMatrix& w, const void* x, DType type, int64_t stride, int64_t num_rows,
+                   void* memory, const Epilogue& epilogue);
 
 }  // namespace pe

@@ -2,6 +2,7 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -39,7 +40,13 @@ class alignas(64) Signal {
     uint32_t read() const { return value_.load(std::memory_order_acquire); }
 
     void advance() {
-        value_.fetch_add(1, std::memory_order_seq_cst);
+        increment();
+        wake();
+    }
+
+    // `advance` in two steps, for what has to be done before sleepers are woken.
+    void increment() { value_.fetch_add(1, std::memory_order_seq_cst); }
+    void wake() {
         if (sleepers_.load(std::memory_order_seq_cst) > 0) futex(FUTEX_WAKE_PRIVATE, INT_MAX);
     }
 
@@ -85,6 +92,8 @@ class Barrier {
 
 thread_local bool inside_region = false;
 
+}  // namespace
+
 class Pool {
   public:
     // Returns the number of threads the pool has now: less than asked for if the system refuses more.
@@ -93,7 +102,6 @@ class Pool {
         stop_workers();
         wanted = wanted < 1 ? 1 : wanted > MAX_THREADS ? MAX_THREADS : wanted;
         stopping_ = false;
-        start_ = regions_.read();
         int32_t started = 1;
         while (started < wanted && start_worker(started)) ++started;
         size_.store(started);
@@ -102,36 +110,100 @@ class Pool {
 
     int32_t size() const { return size_.load(std::memory_order_relaxed); }
 
-    void run(void (*body)(void*, const Team&), void* context) {
+    void run_team(void (*body)(void*, const Team&), void* context) {
         if (inside_region || size() == 1) {
-            run_alone(body, context);
+            const AsRegion here;
+            body(context, Team{0, 1});
             return;
         }
         const std::lock_guard<std::mutex> turn(turn_);
-        body_ = body;
-        context_ = context;
-        const int32_t size = this->size();
-        regions_.advance();
-        inside_region = true;
-        body(context, Team{0, size});
-        inside_region = false;
-        end_.arrive_and_wait(size);
+        const AsRegion here;
+        open({body, nullptr, context, size(), 0});
+        body(context, Team{0, job_.size});
+        end_.arrive_and_wait(job_.size);
+        close();
     }
 
-    void barrier(int32_t num_threads) { phase_.arrive_and_wait(num_threads); }
+    void run_phases(void (*body)(void*, Phases&), void* context) {
+        if (inside_region || size() == 1) {
+            const AsRegion here;
+            Phases phases(1, 0);
+            body(context, phases);
+            return;
+        }
+        const std::lock_guard<std::mutex> turn(turn_);
+        const AsRegion here;
+        open({nullptr, body, context, size(), phases_done_.read()});
+        Phases phases(job_.size, job_.first_phase);
+        body(context, phases);
+        close();
+    }
+
+    void barrier(int32_t num_threads) { barrier_.arrive_and_wait(num_threads); }
+
+    // `next_unit_` holds the number of the current phase and the first unit that nobody has taken. A thread that is behind
+    // finds a later phase there, and its own done.
+    void run_phase(uint32_t phase, uint32_t units, int32_t num_threads, void (*body)(void*, Range), void* context) {
+        uint64_t seen = next_unit_.load(std::memory_order_acquire);
+        for (;;) {
+            const int32_t ahead = static_cast<int32_t>(static_cast<uint32_t>(seen >> 32) - phase);
+            if (ahead > 0) return;
+            const uint32_t next = static_cast<uint32_t>(seen);
+            if (ahead == 0 && next >= units) break;
+            if (ahead < 0) {  // whoever ends the phase before is about to say so
+                pause_cpu();
+                seen = next_unit_.load(std::memory_order_acquire);
+                continue;
+            }
+            const uint32_t even = (units - next) / (2 * static_cast<uint32_t>(num_threads));
+            const uint32_t take = even > 1 ? even : 1;
+            if (!next_unit_.compare_exchange_weak(seen, seen + take, std::memory_order_acq_rel)) continue;
+            body(context, Range{next, next + take});
+            if (units_done_.fetch_add(take, std::memory_order_acq_rel) + take == units) return end_phase(phase);
+            seen = next_unit_.load(std::memory_order_acquire);
+        }
+        phases_done_.wait_past(phase, SPIN_AT_BARRIER_NS);
+    }
 
   private:
+    struct Job {
+        void (*team_body)(void*, const Team&);  // one of the two is null
+        void (*phases_body)(void*, Phases&);
+        void* context;
+        int32_t size;
+        uint32_t first_phase;
+    };
+
     struct Worker {
         Pool* pool;
         pthread_t handle;
         int32_t index;
     };
 
-    static void run_alone(void (*body)(void*, const Team&), void* context) {
-        const bool nested = inside_region;
-        inside_region = true;
-        body(context, Team{0, 1});
-        inside_region = nested;
+    struct AsRegion {  // the calling thread, for as long as this lives
+        const bool before = inside_region;
+        AsRegion() { inside_region = true; }
+        ~AsRegion() { inside_region = before; }
+    };
+
+    void open(const Job& job) {
+        job_ = job;
+        open_region_.store(++region_, std::memory_order_seq_cst);
+        regions_.advance();
+    }
+
+    // Afterwards no worker is in the region, or can still enter it: what it refers to may go.
+    void close() {
+        open_region_.store(0, std::memory_order_seq_cst);
+        for (int spins = 0; inside_.load(std::memory_order_seq_cst) != 0; ++spins)
+            spins < 4096 ? pause_cpu() : static_cast<void>(sched_yield());
+    }
+
+    void end_phase(uint32_t phase) {
+        units_done_.store(0, std::memory_order_relaxed);
+        phases_done_.increment();
+        next_unit_.store(uint64_t{phase + 1} << 32, std::memory_order_release);
+        phases_done_.wake();
     }
 
     bool start_worker(int32_t index) {
@@ -157,27 +229,52 @@ class Pool {
     }
 
     void serve(int32_t index) {
-        for (uint32_t seen = start_;; ++seen) {
-            regions_.wait_past(seen, SPIN_AFTER_REGION_NS);
+        uint64_t last = 0;
+        for (;;) {
+            const uint32_t seen = regions_.read();
             if (stopping_) return;
-            const int32_t size = this->size();
-            body_(context_, Team{index, size});
-            end_.arrive_and_wait(size);
+            inside_.fetch_add(1, std::memory_order_seq_cst);
+            const uint64_t region = open_region_.load(std::memory_order_seq_cst);
+            const bool enter = region != 0 && region != last;
+            if (enter) work(index);
+            inside_.fetch_sub(1, std::memory_order_seq_cst);
+            if (enter) last = region;
+            regions_.wait_past(seen, SPIN_AFTER_REGION_NS);
+        }
+    }
+
+    void work(int32_t index) {
+        if (job_.team_body) {
+            job_.team_body(job_.context, Team{index, job_.size});
+            end_.arrive_and_wait(job_.size);
+        } else {
+            Phases phases(job_.size, job_.first_phase);
+            job_.phases_body(job_.context, phases);
         }
     }
 
     std::mutex turn_;
     std::atomic<int32_t> size_{1};
-    // Written before `regions_` advances, read after.
-    void (*body_)(void*, const Team&) = nullptr;
-    void* context_ = nullptr;
-    bool stopping_ = false;
-    uint32_t start_ = 0;
-    Signal regions_;
-    Barrier phase_;
+    std::atomic<bool> stopping_{false};
+    Signal regions_;  // advances when there may be something to do
+
+    // The open region. Workers count themselves in before they look, so that `close` knows of all who saw it open.
+    Job job_{};
+    uint64_t region_ = 0;
+    alignas(64) std::atomic<uint64_t> open_region_{0};
+    alignas(64) std::atomic<int32_t> inside_{0};
+
+    Barrier barrier_;
     Barrier end_;
+
+    alignas(64) std::atomic<uint64_t> next_unit_{0};
+    alignas(64) std::atomic<uint32_t> units_done_{0};
+    Signal phases_done_;  // how many phases have ended, in all regions
+
     Worker workers_[MAX_THREADS];
 };
+
+namespace {
 
 // Never destroyed: its threads may outlive static destructors.
 Pool& pool() {
@@ -193,7 +290,15 @@ void Team::barrier() const {
     if (num_threads > 1) pool().barrier(num_threads);
 }
 
-void run_region(void (*body)(void*, const Team&), void* context) { pool().run(body, context); }
+void Phases::run(int64_t units, void (*body)(void*, Range), void* context) {
+    if (units <= 0) return;
+    if (num_threads_ == 1) return body(context, Range{0, units});
+    pool().run_phase(next_++, static_cast<uint32_t>(units), num_threads_, body, context);
+}
+
+void run_region(void (*body)(void*, const Team&), void* context) { pool().run_team(body, context); }
+
+void run_region_of_phases(void (*body)(void*, Phases&), void* context) { pool().run_phases(body, context); }
 
 }  // namespace pe
 
