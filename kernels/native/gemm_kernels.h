@@ -1,0 +1,39 @@
+// The innermost loops of `gemm.cpp`, one set an instruction set: a block of rows times one panel.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm.h"
+
+namespace pe {
+
+// One panel of integer weights, as the loops see it.
+struct IntPanel {
+    const uint8_t* values;
+    const uint16_t* scales;  // [groups][32] fp16, or [32] with `channel_scales`
+    const uint16_t* mins;    // [groups][32] fp16, or null
+    int64_t inputs;
+    int32_t group;
+    int32_t zero_point;  // a byte (or four bits) minus this is q
+    bool channel_scales;
+    bool packed4;        // as in INT4, not yet spread to bytes
+};
+
+struct KernelSet {
+    // Rows `rows` of y = x W^T for outputs `first_output` .. + 32, through the epilogue.
+    void (*int_block)(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t first_output, int64_t outputs,
+                      const Epilogue& epilogue);
+    void (*bf16_block)(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, Range rows,
+                       int64_t first_output, int64_t outputs, const Epilogue& epilogue);
+    // Spreads a panel of INT4 to the layout of INT8.
+    void (*unpack4)(const uint8_t* panel, int64_t inputs, uint8_t* bytes);
+    // Rows from which spreading pays. 0: `int_block` never takes `packed4`.
+    int64_t unpack4_from_rows;
+    void (*quantize_rows)(const void* x, DType type, int64_t stride, Range rows, const QuantizedRows& to);
+};
+
+extern const KernelSet kernels_portable;
+extern const KernelSet kernels_avx2;
+extern const KernelSet kernels_avx512;
+
+}  // namespace pe

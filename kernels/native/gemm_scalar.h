@@ -1,0 +1,71 @@
+// What the units for older CPUs share: the epilogue of one row of a panel, and the loops that are not worth vectors.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "gemm_kernels.h"
+#include "half.h"
+
+namespace pe {
+
+static inline float element(const void* from, int32_t type, int64_t at) {
+    return type == F32 ? static_cast<const float*>(from)[at] : to_float(static_cast<const bf16*>(from)[at]);
+}
+
+static inline void store_element(const Epilogue& e, int64_t at, float y) {
+    if (e.residual) y += element(e.residual, e.out_type, at);
+    if (e.out_type == F32) {
+        static_cast<float*>(e.out)[at] = y;
+    } else {
+        static_cast<bf16*>(e.out)[at] = to_bf16(y);
+    }
+}
+
+// Takes the 32 values of a panel's outputs for one row to their destination. Changes them.
+static inline void finish_row(const Epilogue& e, int64_t row, int64_t output, int64_t outputs, float* y) {
+    const int64_t count = outputs - output < PANEL ? outputs - output : PANEL;
+    if (e.bias) {
+        for (int64_t i = 0; i < count; ++i) y[i] += e.bias[output + i];
+    }
+    if (e.silu_mul) {
+        for (int64_t i = 0; i < PANEL / 2 && output + i < outputs; ++i)
+            store_element(e, row * e.out_stride + output / 2 + i, y[i] / (1.0f + std::exp(-y[i])) * y[i + PANEL / 2]);
+    } else {
+        for (int64_t i = 0; i < count; ++i) store_element(e, row * e.out_stride + output + i, y[i]);
+    }
+}
+
+static inline void unpack4_scalar(const uint8_t* panel, int64_t inputs, uint8_t* bytes) {
+    for (int64_t k = 0; k < inputs; k += 8, panel += 128, bytes += 256) {
+        for (int64_t i = 0; i < 128; ++i) bytes[i] = panel[i] & 15;
+        for (int64_t i = 0; i < 128; ++i) bytes[128 + i] = panel[i] >> 4;
+    }
+}
+
+static inline void quantize_rows_scalar(const void* x, DType type, int64_t stride, Range rows,
+                                        const QuantizedRows& to) {
+    const int64_t group = to.inputs / to.groups;
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+        int8_t* values = to.values + row * to.inputs;
+        for (int64_t g = 0; g < to.groups; ++g) {
+            const int64_t start = g * group;
+            float peak = 0;
+            for (int64_t k = start; k < start + group; ++k) {
+                const float size = std::fabs(element(x, type, row * stride + k));
+                peak = size > peak ? size : peak;
+            }
+            const float inverse = peak > SMALLEST_PEAK ? 127.0f / peak : 0.0f;
+            int32_t sum = 0;
+            for (int64_t k = start; k < start + group; ++k) {
+                const float q = std::nearbyint(element(x, type, row * stride + k) * inverse);
+                values[k] = static_cast<int8_t>(q > -127.0f ? (q < 127.0f ? q : 127.0f) : -127.0f);  // a NaN: -127
+                sum += values[k];
+            }
+            to.scales[row * to.groups + g] = peak / 127.0f;
+            to.minus_sums[row * to.groups + g] = -sum;
+        }
+    }
+}
+
+}  // namespace pe
