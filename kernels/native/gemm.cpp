@@ -29,9 +29,8 @@ int64_t block_rows(const PackedMatrix& w) {
 }
 
 IntPanel int_panel(const PackedMatrix& w, int64_t index) {
-    const int32_t four_bit_zero = w.mins ? 0 : 8;
-    return {w.panel(index), w.panel_scales(index), w.panel_mins(index), w.inputs, w.group,
-            w.format == WEIGHT_INT8 ? 128 : four_bit_zero, w.channel_scales != 0, w.format == WEIGHT_INT4};
+    return {w.panel(index), w.panel_scales(index),   w.panel_mins(index),    w.inputs,
+            w.group,        w.channel_scales != 0,   w.format == WEIGHT_INT4};
 }
 
 void int_part(const KernelSet& set, const PackedMatrix& w, const QuantizedRows& x, Range rows, int64_t index,
@@ -39,7 +38,7 @@ void int_part(const KernelSet& set, const PackedMatrix& w, const QuantizedRows& 
     IntPanel panel = int_panel(w, index);
     if (panel.packed4 && rows.size() >= set.unpack4_from_rows) {
         uint8_t* bytes = thread_scratch(PANEL * w.inputs);
-        set.unpack4(panel.values, w.inputs, bytes);
+        set.unpack4(panel.values, w.inputs, w.mins ? 128 : 120, bytes);
         panel.values = bytes;
         panel.packed4 = false;
     }

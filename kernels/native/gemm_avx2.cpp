@@ -32,7 +32,7 @@ PE_INLINE __m256i dot4(__m256i size, __m256i w, __m256i a) {
 // Outputs `first` .. + 16 of the panel, added up in y [ROWS][32].
 template <int ROWS>
 void int_half_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t first, float* y) {
-    const __m256i zero_point = _mm256_set1_epi8(static_cast<char>(w.zero_point));
+    const __m256i zero_point = _mm256_set1_epi8(-128);
     for (int64_t group = 0; group < x.groups; ++group) {
         __m256i sum[ROWS][2];
         for (int r = 0; r < ROWS; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_si256();

@@ -109,7 +109,8 @@ struct TwoSteps {
     static constexpr int64_t BYTES = PACKED4 ? 128 : 256;
 };
 
-template <int ROWS, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
+// GROUP: the size of groups where it is known, so that the compiler unrolls; 0: `w.group`.
+template <int ROWS, int GROUP, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
 void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t output, int64_t outputs,
               const Epilogue& e) {
     const int8_t* a[ROWS];
@@ -117,7 +118,9 @@ void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t ou
     const float* a_scales = x.scales + row * x.groups;
     const int32_t* minus_sums = x.minus_sums + row * x.groups;
     const uint8_t* values = w.values;
-    const __m512i zero_point = _mm512_set1_epi32(w.zero_point);
+    // What stands for 0 adds itself times the group's sum: 128 in bytes, 8 in four bits, and 0 in these with mins.
+    constexpr int ZERO_POINT_BITS = PACKED4 ? 3 : 7;
+    const int steps = (GROUP ? GROUP : w.group) / 8;
 
     __m512 y[ROWS][2];
     for (int r = 0; r < ROWS; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
@@ -126,9 +129,10 @@ void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t ou
         __m512i sum[ROWS][2];
         for (int r = 0; r < ROWS; ++r) {
             const __m512i minus_sum = broadcast4(minus_sums + r * x.groups + group);
-            sum[r][0] = sum[r][1] = MINS && PACKED4 ? _mm512_setzero_si512() : _mm512_mullo_epi32(minus_sum, zero_point);
+            sum[r][0] = sum[r][1] = PACKED4 && MINS ? _mm512_setzero_si512() : _mm512_slli_epi32(minus_sum, ZERO_POINT_BITS);
         }
-        for (const int64_t end = k + w.group; k < end; k += 8, values += TwoSteps<PACKED4>::BYTES) {
+#pragma GCC unroll 4
+        for (int pair = 0; pair < steps; ++pair, k += 8, values += TwoSteps<PACKED4>::BYTES) {
             if (ROWS <= 4) {
                 for (int64_t line = 0; line < TwoSteps<PACKED4>::BYTES; line += 64)
                     _mm_prefetch(reinterpret_cast<const char*>(values + PREFETCH_BYTES + line), _MM_HINT_T0);
@@ -212,7 +216,7 @@ PE_INLINE void for_each_tile(Range rows, const Tile& tile) {
     }
 }
 
-template <bool PACKED4, bool CHANNEL_SCALES, bool MINS>
+template <int GROUP, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
 struct IntTile {
     const IntPanel& w;
     const QuantizedRows& x;
@@ -221,7 +225,7 @@ struct IntTile {
 
     template <int ROWS>
     void run(int64_t row) const {
-        int_tile<ROWS, PACKED4, CHANNEL_SCALES, MINS>(w, x, row, output, outputs, epilogue);
+        int_tile<ROWS, GROUP, PACKED4, CHANNEL_SCALES, MINS>(w, x, row, output, outputs, epilogue);
     }
 };
 
@@ -238,21 +242,28 @@ struct Bf16Tile {
     }
 };
 
-template <bool PACKED4>
+template <int GROUP, bool PACKED4>
 void int_block_of(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
                   const Epilogue& e) {
     if (w.channel_scales) {
-        for_each_tile<INT_ROWS>(rows, IntTile<PACKED4, true, false>{w, x, output, outputs, e});
+        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, true, false>{w, x, output, outputs, e});
     } else if (w.mins) {
-        for_each_tile<INT_ROWS>(rows, IntTile<PACKED4, false, true>{w, x, output, outputs, e});
+        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, false, true>{w, x, output, outputs, e});
     } else {
-        for_each_tile<INT_ROWS>(rows, IntTile<PACKED4, false, false>{w, x, output, outputs, e});
+        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, false, false>{w, x, output, outputs, e});
     }
 }
 
 void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
                const Epilogue& e) {
-    w.packed4 ? int_block_of<true>(w, x, rows, output, outputs, e) : int_block_of<false>(w, x, rows, output, outputs, e);
+    constexpr int USUAL = 32;
+    if (w.group == USUAL) {
+        w.packed4 ? int_block_of<USUAL, true>(w, x, rows, output, outputs, e)
+                  : int_block_of<USUAL, false>(w, x, rows, output, outputs, e);
+    } else {
+        w.packed4 ? int_block_of<0, true>(w, x, rows, output, outputs, e)
+                  : int_block_of<0, false>(w, x, rows, output, outputs, e);
+    }
 }
 
 void bf16_block(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, Range rows, int64_t output,
@@ -260,12 +271,13 @@ void bf16_block(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_s
     for_each_tile<BF16_ROWS>(rows, Bf16Tile{panel, inputs, x, x_stride, output, outputs, e});
 }
 
-void unpack4(const uint8_t* panel, int64_t inputs, uint8_t* bytes) {
+void unpack4(const uint8_t* panel, int64_t inputs, uint8_t offset, uint8_t* bytes) {
+    const __m512i add = _mm512_set1_epi8(static_cast<char>(offset));
     for (int64_t k = 0; k < inputs; k += 8, panel += TwoSteps<true>::BYTES, bytes += TwoSteps<false>::BYTES) {
         const TwoSteps<true> b = TwoSteps<true>::load(panel);
         for (int step = 0; step < 2; ++step) {
-            _mm512_storeu_si512(bytes + 128 * step, b.low[step]);
-            _mm512_storeu_si512(bytes + 128 * step + 64, b.high[step]);
+            _mm512_storeu_si512(bytes + 128 * step, _mm512_add_epi8(b.low[step], add));
+            _mm512_storeu_si512(bytes + 128 * step + 64, _mm512_add_epi8(b.high[step], add));
         }
     }
 }

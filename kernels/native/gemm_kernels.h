@@ -14,9 +14,8 @@ struct IntPanel {
     const uint16_t* mins;    // [groups][32] fp16, or null
     int64_t inputs;
     int32_t group;
-    int32_t zero_point;  // a byte (or four bits) minus this is q
     bool channel_scales;
-    bool packed4;        // as in INT4, not yet spread to bytes
+    bool packed4;  // as in INT4, not yet spread to bytes
 };
 
 struct KernelSet {
@@ -25,8 +24,8 @@ struct KernelSet {
                       const Epilogue& epilogue);
     void (*bf16_block)(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, Range rows,
                        int64_t first_output, int64_t outputs, const Epilogue& epilogue);
-    // Spreads a panel of INT4 to the layout of INT8.
-    void (*unpack4)(const uint8_t* panel, int64_t inputs, uint8_t* bytes);
+    // Spreads a panel of INT4 to the layout of INT8, adding `offset`: what is 128 less the value that stands for 0.
+    void (*unpack4)(const uint8_t* panel, int64_t inputs, uint8_t offset, uint8_t* bytes);
     // Rows from which spreading pays. 0: `int_block` never takes `packed4`.
     int64_t unpack4_from_rows;
     void (*quantize_rows)(const void* x, DType type, int64_t stride, Range rows, const QuantizedRows& to);

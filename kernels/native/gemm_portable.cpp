@@ -11,7 +11,7 @@ void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t ou
         for (int64_t group = 0; group < x.groups; ++group) {
             const int32_t minus_sum = x.minus_sums[row * x.groups + group];
             int32_t sum[PANEL];
-            for (int64_t i = 0; i < PANEL; ++i) sum[i] = minus_sum * w.zero_point;
+            for (int64_t i = 0; i < PANEL; ++i) sum[i] = 128 * minus_sum;
             for (int64_t k = group * w.group; k < (group + 1) * w.group; k += 4) {
                 const int8_t* a = x.values + row * x.inputs + k;
                 const uint8_t* b = w.values + k * PANEL;

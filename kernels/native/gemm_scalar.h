@@ -36,10 +36,10 @@ static inline void finish_row(const Epilogue& e, int64_t row, int64_t output, in
     }
 }
 
-static inline void unpack4_scalar(const uint8_t* panel, int64_t inputs, uint8_t* bytes) {
+static inline void unpack4_scalar(const uint8_t* panel, int64_t inputs, uint8_t offset, uint8_t* bytes) {
     for (int64_t k = 0; k < inputs; k += 8, panel += 128, bytes += 256) {
-        for (int64_t i = 0; i < 128; ++i) bytes[i] = panel[i] & 15;
-        for (int64_t i = 0; i < 128; ++i) bytes[128 + i] = panel[i] >> 4;
+        for (int64_t i = 0; i < 128; ++i) bytes[i] = static_cast<uint8_t>((panel[i] & 15) + offset);
+        for (int64_t i = 0; i < 128; ++i) bytes[128 + i] = static_cast<uint8_t>((panel[i] >> 4) + offset);
     }
 }
 
