@@ -116,14 +116,14 @@ void bf16_tile(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_st
 }
 
 void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
-               const Epilogue& e) {
+               const Epilogue& e, NextPanel) {
     int64_t row = rows.begin;
     for (; row + INT_ROWS <= rows.end; row += INT_ROWS) int_tile<INT_ROWS>(w, x, row, output, outputs, e);
     for (; row < rows.end; ++row) int_tile<1>(w, x, row, output, outputs, e);
 }
 
 void bf16_block(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, Range rows, int64_t output,
-                int64_t outputs, const Epilogue& e) {
+                int64_t outputs, const Epilogue& e, NextPanel) {
     int64_t row = rows.begin;
     for (; row + BF16_ROWS <= rows.end; row += BF16_ROWS)
         bf16_tile<BF16_ROWS>(panel, inputs, x, x_stride, row, output, outputs, e);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int INT_ROWS = 6;    // accumulators: 2 x 6 integer, 2 x 6 float
 constexpr int BF16_ROWS = 12;  // accumulators: 2 x 12
-constexpr int64_t PREFETCH_BYTES = 2048;
+constexpr int64_t LINE = 64;
 
 PE_INLINE __m512 load_half(const uint16_t* from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
@@ -89,6 +89,25 @@ __attribute__((noinline)) void finish(const Epilogue& e, int64_t row, int64_t ou
     }
 }
 
+// Brings the next panel from memory while tiles of this one are computed, each tile its part of it, spread over the loop:
+// otherwise memory would rest while all tiles but the first find their weights in the cache.
+struct Prefetch {
+    const char* at;
+    int64_t step_bytes;  // how far to go on for each step of the loop, all tiles together covering the panel
+    int lines;           // what to ask for in each step
+
+    static Prefetch part(NextPanel next, int64_t loop_steps, int64_t tile, int64_t tiles) {
+        const int64_t tile_bytes = next.bytes / tiles, step_bytes = tile_bytes / loop_steps;
+        return {reinterpret_cast<const char*>(next.at) + tile * tile_bytes, step_bytes,
+                next.at ? static_cast<int>((step_bytes + LINE - 1) / LINE) : 0};
+    }
+
+    void step() {
+        for (int line = 0; line < lines; ++line) _mm_prefetch(at + LINE * line, _MM_HINT_T1);
+        at += step_bytes;
+    }
+};
+
 // The weights of two consecutive steps, 32 outputs each.
 template <bool PACKED4>
 struct TwoSteps {
@@ -112,7 +131,7 @@ struct TwoSteps {
 // GROUP: the size of groups where it is known, so that the compiler unrolls; 0: `w.group`.
 template <int ROWS, int GROUP, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
 void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t output, int64_t outputs,
-              const Epilogue& e) {
+              const Epilogue& e, Prefetch prefetch) {
     const int8_t* a[ROWS];
     for (int r = 0; r < ROWS; ++r) a[r] = x.values + (row + r) * x.inputs;
     const float* a_scales = x.scales + row * x.groups;
@@ -133,10 +152,7 @@ void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t ou
         }
 #pragma GCC unroll 4
         for (int pair = 0; pair < steps; ++pair, k += 8, values += TwoSteps<PACKED4>::BYTES) {
-            if (ROWS <= 4) {
-                for (int64_t line = 0; line < TwoSteps<PACKED4>::BYTES; line += 64)
-                    _mm_prefetch(reinterpret_cast<const char*>(values + PREFETCH_BYTES + line), _MM_HINT_T0);
-            }
+            prefetch.step();
             const TwoSteps<PACKED4> b = TwoSteps<PACKED4>::load(values);
             for (int step = 0; step < 2; ++step) {
                 for (int r = 0; r < ROWS; ++r) {
@@ -178,16 +194,13 @@ void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t ou
 
 template <int ROWS>
 void bf16_tile(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, int64_t row, int64_t output,
-               int64_t outputs, const Epilogue& e) {
+               int64_t outputs, const Epilogue& e, Prefetch prefetch) {
     const bf16* a[ROWS];
     for (int r = 0; r < ROWS; ++r) a[r] = x + (row + r) * x_stride;
     __m512 y[ROWS][2];
     for (int r = 0; r < ROWS; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
     for (int64_t k = 0; k < inputs; k += 2, panel += 128) {
-        if (ROWS <= 4) {
-            _mm_prefetch(reinterpret_cast<const char*>(panel + PREFETCH_BYTES), _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char*>(panel + PREFETCH_BYTES + 64), _MM_HINT_T0);
-        }
+        prefetch.step();
         const __m512bh low = (__m512bh)_mm512_loadu_si512(panel), high = (__m512bh)_mm512_loadu_si512(panel + 64);
         for (int r = 0; r < ROWS; ++r) {
             const __m512bh pair = (__m512bh)broadcast4(a[r] + k);
@@ -198,21 +211,21 @@ void bf16_tile(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_st
     for (int r = 0; r < ROWS; ++r) finish(e, row + r, output, outputs, y[r][0], y[r][1]);
 }
 
-// Calls tile.run<ROWS>(row) for row tiles of at most MAX rows, all about the same height.
+// Calls tile.run<ROWS>(row, index, count) for row tiles of at most MAX rows, all about the same height.
 template <int ROWS, typename Tile>
-PE_INLINE void run_tile(int64_t height, const Tile& tile, int64_t row) {
+PE_INLINE void run_tile(int64_t height, const Tile& tile, int64_t row, int64_t index, int64_t count) {
     if constexpr (ROWS > 1) {
-        if (height != ROWS) return run_tile<ROWS - 1>(height, tile, row);
+        if (height != ROWS) return run_tile<ROWS - 1>(height, tile, row, index, count);
     }
-    tile.template run<ROWS>(row);
+    tile.template run<ROWS>(row, index, count);
 }
 
 template <int MAX, typename Tile>
 PE_INLINE void for_each_tile(Range rows, const Tile& tile) {
-    const int64_t tiles = (rows.size() + MAX - 1) / MAX;
-    for (int64_t index = 0; index < tiles; ++index) {
-        const Range part = share_of(rows.size(), 1, index, tiles);
-        run_tile<MAX>(part.size(), tile, rows.begin + part.begin);
+    const int64_t count = (rows.size() + MAX - 1) / MAX;
+    for (int64_t index = 0; index < count; ++index) {
+        const Range part = share_of(rows.size(), 1, index, count);
+        run_tile<MAX>(part.size(), tile, rows.begin + part.begin, index, count);
     }
 }
 
@@ -222,10 +235,12 @@ struct IntTile {
     const QuantizedRows& x;
     int64_t output, outputs;
     const Epilogue& epilogue;
+    NextPanel next;
 
     template <int ROWS>
-    void run(int64_t row) const {
-        int_tile<ROWS, GROUP, PACKED4, CHANNEL_SCALES, MINS>(w, x, row, output, outputs, epilogue);
+    void run(int64_t row, int64_t index, int64_t count) const {
+        int_tile<ROWS, GROUP, PACKED4, CHANNEL_SCALES, MINS>(w, x, row, output, outputs, epilogue,
+                                                             Prefetch::part(next, w.inputs / 8, index, count));
     }
 };
 
@@ -235,40 +250,42 @@ struct Bf16Tile {
     const bf16* x;
     int64_t x_stride, output, outputs;
     const Epilogue& epilogue;
+    NextPanel next;
 
     template <int ROWS>
-    void run(int64_t row) const {
-        bf16_tile<ROWS>(panel, inputs, x, x_stride, row, output, outputs, epilogue);
+    void run(int64_t row, int64_t index, int64_t count) const {
+        bf16_tile<ROWS>(panel, inputs, x, x_stride, row, output, outputs, epilogue,
+                        Prefetch::part(next, inputs / 2, index, count));
     }
 };
 
 template <int GROUP, bool PACKED4>
 void int_block_of(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
-                  const Epilogue& e) {
+                  const Epilogue& e, NextPanel next) {
     if (w.channel_scales) {
-        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, true, false>{w, x, output, outputs, e});
+        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, true, false>{w, x, output, outputs, e, next});
     } else if (w.mins) {
-        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, false, true>{w, x, output, outputs, e});
+        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, false, true>{w, x, output, outputs, e, next});
     } else {
-        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, false, false>{w, x, output, outputs, e});
+        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, false, false>{w, x, output, outputs, e, next});
     }
 }
 
 void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
-               const Epilogue& e) {
+               const Epilogue& e, NextPanel next) {
     constexpr int USUAL = 32;
     if (w.group == USUAL) {
-        w.packed4 ? int_block_of<USUAL, true>(w, x, rows, output, outputs, e)
-                  : int_block_of<USUAL, false>(w, x, rows, output, outputs, e);
+        w.packed4 ? int_block_of<USUAL, true>(w, x, rows, output, outputs, e, next)
+                  : int_block_of<USUAL, false>(w, x, rows, output, outputs, e, next);
     } else {
-        w.packed4 ? int_block_of<0, true>(w, x, rows, output, outputs, e)
-                  : int_block_of<0, false>(w, x, rows, output, outputs, e);
+        w.packed4 ? int_block_of<0, true>(w, x, rows, output, outputs, e, next)
+                  : int_block_of<0, false>(w, x, rows, output, outputs, e, next);
     }
 }
 
 void bf16_block(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, Range rows, int64_t output,
-                int64_t outputs, const Epilogue& e) {
-    for_each_tile<BF16_ROWS>(rows, Bf16Tile{panel, inputs, x, x_stride, output, outputs, e});
+                int64_t outputs, const Epilogue& e, NextPanel next) {
+    for_each_tile<BF16_ROWS>(rows, Bf16Tile{panel, inputs, x, x_stride, output, outputs, e, next});
 }
 
 void unpack4(const uint8_t* panel, int64_t inputs, uint8_t offset, uint8_t* bytes) {

@@ -18,12 +18,18 @@ struct IntPanel {
     bool packed4;  // as in INT4, not yet spread to bytes
 };
 
+// The panel that a thread will read after the one it is at, to be brought nearer meanwhile. Null where it does not know.
+struct NextPanel {
+    const uint8_t* at;
+    int64_t bytes;
+};
+
 struct KernelSet {
     // Rows `rows` of y = x W^T for outputs `first_output` .. + 32, through the epilogue.
     void (*int_block)(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t first_output, int64_t outputs,
-                      const Epilogue& epilogue);
+                      const Epilogue& epilogue, NextPanel next);
     void (*bf16_block)(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, Range rows,
-                       int64_t first_output, int64_t outputs, const Epilogue& epilogue);
+                       int64_t first_output, int64_t outputs, const Epilogue& epilogue, NextPanel next);
     // Spreads a panel of INT4 to the layout of INT8, adding `offset`: what is 128 less the value that stands for 0.
     void (*unpack4)(const uint8_t* panel, int64_t inputs, uint8_t offset, uint8_t* bytes);
     // Rows from which spreading pays. 0: `int_block` never takes `packed4`.

@@ -5,7 +5,7 @@ namespace pe {
 namespace {
 
 void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
-               const Epilogue& e) {
+               const Epilogue& e, NextPanel) {
     for (int64_t row = rows.begin; row < rows.end; ++row) {
         float y[PANEL] = {};
         for (int64_t group = 0; group < x.groups; ++group) {
@@ -35,7 +35,7 @@ void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t ou
 }
 
 void bf16_block(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, Range rows, int64_t output,
-                int64_t outputs, const Epilogue& e) {
+                int64_t outputs, const Epilogue& e, NextPanel) {
     const bf16* weights = reinterpret_cast<const bf16*>(panel);
     for (int64_t row = rows.begin; row < rows.end; ++row) {
         float y[PANEL] = {};
