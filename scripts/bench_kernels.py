@@ -4,8 +4,8 @@
 
 Weights of all layers are read one after the other, as a forward pass does, so that one row finds them in memory and not
 in a cache. The time of a matrix is the least of several rounds, in which the formats take turns: other programs slow
-some rounds down, and speed up none. Each product is a call from Python, which takes some 10 us of a row's 20 to 60: what one
-row gets is best seen at the head, `--shapes head`.
+some rounds down, and speed up none. Each product is a call from Python, which takes some 10 us of the 20 to 60 of one
+row: what a row gets is best seen at the head, `--shapes head`.
 """
 
 from __future__ import annotations
