@@ -81,15 +81,22 @@ void silu_and_mul_any(const SiluAndMulArgs& args, int64_t begin, int64_t end) {
     args.dtype == BF16 ? silu_and_mul_rows<bf16>(args, begin, end) : silu_and_mul_rows<float>(args, begin, end);
 }
 
-// x[i] turns with x[i + size / 2]. No fused multiplications: the same bits as the reference.
+// A product that is rounded before it is added to anything: no fused multiplication, so the bits are the reference's.
+PE_ALWAYS_INLINE f32v product(f32v a, f32v b) {
+    f32v result = a * b;
+    PE_KEEP_IN_REGISTER(result);
+    return result;
+}
+
+// x[i] turns with x[i + size / 2].
 template <typename T>
 PE_ALWAYS_INLINE void rotate(T* x, int64_t size, const float* cos, const float* sin) {
     const int64_t half = size / 2;
     for (int64_t i = 0; i < half; i += LANES) {
         const f32v c = load_upto(cos + i, half - i), s = load_upto(sin + i, half - i);
         const f32v first = load_upto(x + i, half - i), second = load_upto(x + half + i, half - i);
-        store_upto(x + i, first * c - second * s, half - i);
-        store_upto(x + half + i, second * c + first * s, half - i);
+        store_upto(x + i, product(first, c) - product(second, s), half - i);
+        store_upto(x + half + i, product(second, c) + product(first, s), half - i);
     }
 }
 
