@@ -132,55 +132,73 @@ struct TwoSteps {
 template <int ROWS, int GROUP, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
 void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t output, int64_t outputs,
               const Epilogue& e, Prefetch prefetch) {
-    const int8_t* a[ROWS];
-    for (int r = 0; r < ROWS; ++r) a[r] = x.values + (row + r) * x.inputs;
-    const float* a_scales = x.scales + row * x.groups;
-    const int32_t* minus_sums = x.minus_sums + row * x.groups;
-    const uint8_t* values = w.values;
     // What stands for 0 adds itself times the group's sum: 128 in bytes, 8 in four bits, and 0 in these with mins.
     constexpr int ZERO_POINT_BITS = PACKED4 ? 3 : 7;
     const int steps = (GROUP ? GROUP : w.group) / 8;
+    const int64_t rest_of_values = x.rest_of_values(), rest_of_groups = x.rest_of_groups(), words = x.mask_words();
+    const int8_t* a[ROWS];
+    for (int r = 0; r < ROWS; ++r) a[r] = x.values + (row + r) * x.inputs;
+    const uint8_t* group_values = w.values;
+    uint64_t any_rest = 0;
 
     __m512 y[ROWS][2];
     for (int r = 0; r < ROWS; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
-    int64_t k = 0;
-    for (int64_t group = 0; group < x.groups; ++group) {
-        __m512i sum[ROWS][2];
-        for (int r = 0; r < ROWS; ++r) {
-            const __m512i minus_sum = broadcast4(minus_sums + r * x.groups + group);
-            sum[r][0] = sum[r][1] = PACKED4 && MINS ? _mm512_setzero_si512() : _mm512_slli_epi32(minus_sum, ZERO_POINT_BITS);
+    for (int64_t group = 0; group < x.groups; ++group, any_rest >>= 1) {
+        if (group % 64 == 0) {
+            any_rest = 0;
+            for (int r = 0; r < ROWS; ++r) any_rest |= x.rest_masks[(row + r) * words + group / 64];
         }
+        const float* a_scales = x.scales + row * x.groups + group;
+        const int32_t* minus_sums = x.minus_sums + row * x.groups + group;
+        int64_t k = group * 8 * steps;
+        // Once for the values; once more, of the same weights, where some row of the tile has a rest.
+        for (bool rest = false;; rest = true) {
+            const uint8_t* values = group_values;
+            __m512i sum[ROWS][2];
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512i minus_sum = broadcast4(minus_sums + r * x.groups);
+                sum[r][0] = sum[r][1] =
+                    PACKED4 && MINS ? _mm512_setzero_si512() : _mm512_slli_epi32(minus_sum, ZERO_POINT_BITS);
+            }
 #pragma GCC unroll 4
-        for (int pair = 0; pair < steps; ++pair, k += 8, values += TwoSteps<PACKED4>::BYTES) {
-            prefetch.step();
-            const TwoSteps<PACKED4> b = TwoSteps<PACKED4>::load(values);
-            for (int step = 0; step < 2; ++step) {
-                for (int r = 0; r < ROWS; ++r) {
-                    dot4(sum[r][0], b.low[step], a[r] + k + 4 * step);
-                    dot4(sum[r][1], b.high[step], a[r] + k + 4 * step);
+            for (int pair = 0; pair < steps; ++pair, k += 8, values += TwoSteps<PACKED4>::BYTES) {
+                if (!rest) prefetch.step();
+                const TwoSteps<PACKED4> b = TwoSteps<PACKED4>::load(values);
+                for (int step = 0; step < 2; ++step) {
+                    for (int r = 0; r < ROWS; ++r) {
+                        dot4(sum[r][0], b.low[step], a[r] + k + 4 * step);
+                        dot4(sum[r][1], b.high[step], a[r] + k + 4 * step);
+                    }
                 }
             }
-        }
-        __m512 scale[2], min[2];
-        if (!CHANNEL_SCALES) {
-            scale[0] = load_half(w.scales + group * PANEL);
-            scale[1] = load_half(w.scales + group * PANEL + 16);
-        }
-        if (MINS) {
-            min[0] = load_half(w.mins + group * PANEL);
-            min[1] = load_half(w.mins + group * PANEL + 16);
-        }
-        for (int r = 0; r < ROWS; ++r) {
-            const __m512 a_scale = _mm512_set1_ps(a_scales[r * x.groups + group]);
-            for (int half = 0; half < 2; ++half) {
-                __m512 part = _mm512_cvtepi32_ps(sum[r][half]);
-                if (!CHANNEL_SCALES) part = _mm512_mul_ps(part, scale[half]);
-                if (MINS) {
-                    const __m512 minus_sum = _mm512_cvtepi32_ps(broadcast4(minus_sums + r * x.groups + group));
-                    part = _mm512_fnmadd_ps(min[half], minus_sum, part);
-                }
-                y[r][half] = _mm512_fmadd_ps(part, a_scale, y[r][half]);
+            __m512 scale[2], min[2];
+            if (!CHANNEL_SCALES) {
+                scale[0] = load_half(w.scales + group * PANEL);
+                scale[1] = load_half(w.scales + group * PANEL + 16);
             }
+            if (MINS) {
+                min[0] = load_half(w.mins + group * PANEL);
+                min[1] = load_half(w.mins + group * PANEL + 16);
+            }
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512 a_scale = _mm512_set1_ps(a_scales[r * x.groups]);
+                for (int half = 0; half < 2; ++half) {
+                    __m512 part = _mm512_cvtepi32_ps(sum[r][half]);
+                    if (!CHANNEL_SCALES) part = _mm512_mul_ps(part, scale[half]);
+                    if (MINS) {
+                        const __m512 minus_sum = _mm512_cvtepi32_ps(broadcast4(minus_sums + r * x.groups));
+                        part = _mm512_fnmadd_ps(min[half], minus_sum, part);
+                    }
+                    y[r][half] = _mm512_fmadd_ps(part, a_scale, y[r][half]);
+                }
+            }
+            if (rest || !(any_rest & 1)) {
+                group_values = values;
+                break;
+            }
+            k += rest_of_values - 8 * steps;
+            a_scales += rest_of_groups;
+            minus_sums += rest_of_groups;
         }
     }
     for (int r = 0; r < ROWS; ++r) {
@@ -304,26 +322,49 @@ PE_INLINE __m512 load_as_float(const void* x, DType type, int64_t at) {
                        : load_bf16(static_cast<const uint16_t*>(x) + at);
 }
 
+float peak_of(const void* x, DType type, int64_t at, int64_t count) {
+    __m512 largest = _mm512_setzero_ps();
+    for (int64_t k = 0; k < count; k += 16)
+        largest = _mm512_max_ps(largest, _mm512_abs_ps(load_as_float(x, type, at + k)));
+    return _mm512_reduce_max_ps(largest);
+}
+
+PE_INLINE void store_steps(int8_t* to, __m512i q) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(q));
+}
+
 void quantize_block(const void* x, DType type, int64_t stride, Range rows, const QuantizedRows& to) {
     const int64_t group = to.inputs / to.groups;
     for (int64_t row = rows.begin; row < rows.end; ++row) {
-        int8_t* values = to.values + row * to.inputs;
+        int8_t *values = to.values + row * to.inputs, *rests = values + to.rest_of_values();
+        float *scales = to.scales + row * to.groups, *rest_scales = scales + to.rest_of_groups();
+        int32_t *minus_sums = to.minus_sums + row * to.groups, *minus_rests = minus_sums + to.rest_of_groups();
+        uint64_t* masks = to.rest_masks + row * to.mask_words();
+        for (int64_t word = 0; word < to.mask_words(); ++word) masks[word] = 0;
+        for (int64_t g = 0; g < to.groups; ++g) scales[g] = peak_of(x, type, row * stride + g * group, group);
+        const int64_t limit = outlier_bits(scales, to.groups);
         for (int64_t g = 0; g < to.groups; ++g) {
-            const int64_t start = g * group;
-            __m512 largest = _mm512_setzero_ps();
-            for (int64_t k = start; k < start + group; k += 16)
-                largest = _mm512_max_ps(largest, _mm512_abs_ps(load_as_float(x, type, row * stride + k)));
-            const float peak = _mm512_reduce_max_ps(largest);
-            const __m512 inverse = _mm512_set1_ps(peak > SMALLEST_PEAK ? 127.0f / peak : 0.0f);
-            __m512i sum = _mm512_setzero_si512();
-            for (int64_t k = start; k < start + group; k += 16) {
-                const __m512 scaled = _mm512_mul_ps(load_as_float(x, type, row * stride + k), inverse);
+            const float peak = scales[g], inverse = peak > SMALLEST_PEAK ? 127.0f / peak : 0.0f;
+            const bool has_rest = bits_of(peak) > limit && inverse > 0.0f;
+            __m512i sum = _mm512_setzero_si512(), rest_sum = _mm512_setzero_si512();
+            for (int64_t k = g * group; k < (g + 1) * group; k += 16) {
+                const __m512 scaled = _mm512_mul_ps(load_as_float(x, type, row * stride + k), _mm512_set1_ps(inverse));
                 const __m512i q = _mm512_cvtps_epi32(scaled);
                 sum = _mm512_add_epi32(sum, q);
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(values + k), _mm512_cvtsepi32_epi8(q));
+                store_steps(values + k, q);
+                __m512i rest = _mm512_setzero_si512();
+                if (has_rest) {
+                    const __m512 left = _mm512_sub_ps(scaled, _mm512_cvtepi32_ps(q));
+                    rest = _mm512_cvtps_epi32(_mm512_mul_ps(left, _mm512_set1_ps(REST_STEPS)));
+                    rest_sum = _mm512_add_epi32(rest_sum, rest);
+                }
+                store_steps(rests + k, rest);
             }
-            to.scales[row * to.groups + g] = peak / 127.0f;
-            to.minus_sums[row * to.groups + g] = -_mm512_reduce_add_epi32(sum);
+            scales[g] = peak / 127.0f;
+            minus_sums[g] = -_mm512_reduce_add_epi32(sum);
+            rest_scales[g] = has_rest ? scales[g] / REST_STEPS : 0.0f;
+            minus_rests[g] = has_rest ? -_mm512_reduce_add_epi32(rest_sum) : 0;
+            masks[g / 64] |= uint64_t{has_rest} << (g % 64);
         }
     }
 }

@@ -37,6 +37,27 @@ struct KernelSet {
     void (*quantize_rows)(const void* x, DType type, int64_t stride, Range rows, const QuantizedRows& to);
 };
 
+// A group has a rest if its peak is above 2^1.75 = 3.4 times the geometric mean of the row's. As integers, floats are
+// their logarithms (with straight lines between powers of two), so that every instruction set finds the same groups.
+constexpr int64_t OUTLIER_BITS = 7 << 21;
+constexpr float REST_STEPS = 254.0f;  // rest_scale = scale / 254: rounding leaves at most half a step, 127 of these
+
+static inline int64_t bits_of(float value) {
+    int32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// The bits above which a peak is an outlier among `peaks`, of which those of zero do not count.
+static inline int64_t outlier_bits(const float* peaks, int64_t count) {
+    int64_t sum = 0, counted = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        sum += bits_of(peaks[i]);
+        counted += peaks[i] > 0;
+    }
+    return (counted ? sum / counted : 0) + OUTLIER_BITS;
+}
+
 extern const KernelSet kernels_portable;
 extern const KernelSet kernels_avx2;
 extern const KernelSet kernels_avx512;
