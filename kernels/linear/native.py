@@ -6,6 +6,8 @@ Owns: the call into the library, and its checks. Never does: pack; `packed.py` d
 from __future__ import annotations
 
 import ctypes
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,10 +75,14 @@ def packed_linear(
         bias=None if bias is None else bias.data_ptr(),
         residual=None if residual is None else residual.data_ptr(),
     )
-    arguments = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
-    linear = native_function("pe_linear", None, *arguments)
-    linear(
+    _linear()(
         *(ctypes.byref(weight.struct), x.data_ptr(), DTYPE_IDS[x.dtype], x.stride(0), x.shape[0]),
         ctypes.byref(epilogue),
     )
     return out
+
+
+@cache
+def _linear() -> Any:
+    integers = (ctypes.c_int32, ctypes.c_int64, ctypes.c_int64)
+    return native_function("pe_linear", None, ctypes.c_void_p, ctypes.c_void_p, *integers, ctypes.c_void_p)

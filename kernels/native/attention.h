@@ -1,7 +1,7 @@
 // Attention over the paged KV cache: decode rows, prefill chunks and anything between, in one call.
 //
 // Query tokens are packed row after row; those of a row are the last positions of its context. Keys and values are read
-// where they lie, through the row's block table. Scores, softmax and sums are float32; on AVX-512 a bfloat16 cache is
+// where they lie, through the row's block table, in the layout of kv_cache.h. Scores, softmax and sums are float32; on AVX-512 a bfloat16 cache is
 // multiplied in bfloat16 (queries and probabilities are rounded to it), everything else in float32.
 //
 // A query's result depends on its context alone, bit by bit: not on the rows it is batched with, on how its prompt was
@@ -22,39 +22,35 @@ constexpr int64_t ATTENTION_PARTITION = 256;
 struct AttentionArgs {
     const void* q;         // [T, H, D], tokens `q_stride` elements apart
     void* out;             // [T, H, D], tokens `out_stride` elements apart; must not overlap q
-    const void* keys;      // position p of head h of a block: block * block_stride + p * token_stride + h * head_stride
-    const void* values;    // the same
+    const void* keys;      // of kv_dtype, in the layout of kv_cache.h
+    const void* values;
     const int32_t* query_start_loc;  // [R + 1]
     const int32_t* seq_lens;         // [R], this step's tokens included
     const int32_t* block_tables;     // [R, table_stride]
-    void* workspace;                 // attention_workspace() bytes, aligned to 64
+    void* workspace;                 // attention_workspace() bytes, aligned to 64; may be null where that is 0
     int64_t q_stride;
     int64_t out_stride;
-    int64_t block_stride;  // strides of keys and values, in elements
-    int64_t token_stride;
-    int64_t head_stride;
     int64_t table_stride;
     int32_t num_rows;
     int32_t num_heads;     // a multiple of num_kv_heads
     int32_t num_kv_heads;
     int32_t head_dim;      // even, at most ATTENTION_MAX_HEAD_DIM
-    int32_t block_size;
+    int32_t block_size;    // even
     int32_t sliding_window;  // a query at p sees p - sliding_window + 1 .. p; 0: everything up to p
     int32_t is_causal;       // 0: a query sees its whole context
     int32_t q_dtype;         // of q and out: F32 or BF16
     int32_t kv_dtype;        // F32 or BF16
-    float scale;
+    int32_t num_threads;     // that the work is cut for
+    float scale;             // above 0
 };
 
 constexpr int32_t ATTENTION_MAX_HEAD_DIM = 512;
 constexpr int32_t ATTENTION_MAX_GROUP = 64;  // query heads to a kv head
 
-// Bytes of workspace for `args` (its pointers to data are not read) on `num_threads` threads, with contexts of up to
-// `max_seq_len` positions.
-int64_t attention_workspace(const AttentionArgs& args, int64_t max_seq_len, int32_t num_threads);
+// Bytes of workspace for `args` (its pointers are not read) with contexts of up to `max_seq_len` positions.
+int64_t attention_workspace(const AttentionArgs& args, int64_t max_seq_len);
 
-// The calling thread's share. Every thread of the team calls it; all results are there after the next barrier, which is
-// the caller's to make.
-void attention(const AttentionArgs& args, const Team& team);
+// All of it: one phase, or two where contexts are divided among threads. `args.num_threads` is `phases.num_threads()`.
+void attention(Phases& phases, const AttentionArgs& args);
 
 }  // namespace pe

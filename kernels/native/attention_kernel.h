@@ -2,33 +2,29 @@
 //
 // All work is a product of some query rows with a tile of keys, a softmax step, and a product with the tile's values
 // (flash attention, Dao 2022, arXiv:2205.14135). An item of work is a kv head and some query tokens of one sequence; its
-// rows are these tokens in all query heads that share the kv head. So a decode row reads each key and value once, and
-// a prefill item packs them once for about a hundred rows.
+// rows are these tokens in all query heads that share the kv head. So each key and value is read from memory once for
+// all of them.
 //
-// Both products run over units of 32 bits: one float, or a pair of bfloat16 that one instruction multiplies and adds.
-// Packing turns a tile of the cache into panels of units, COLUMNS wide:
-//   keys [panel of COLUMNS keys][D / STEP][COLUMNS], values [panel of COLUMNS dimensions][TILE / STEP][COLUMNS]
+// The left side of both products is packed as the unit wants it; the right side is read where it lies (kv_cache.h).
 #pragma once
 
-#include "attention.h"
+#include "attention_kernels.h"
 #include "vector.h"
 
 namespace pe {
 namespace {
 
-constexpr int TILE = 64;  // keys packed at a time
-constexpr int VECTORS = 2;
-constexpr int COLUMNS = VECTORS * LANES;
+constexpr int TILE = 64;  // keys worked on at a time
 #if defined(__AVX512F__)
-constexpr int ROWS = 8;  // of a product: ROWS x VECTORS accumulators in registers
+constexpr int ROWS = 8;  // of a product at a time
 #else
 constexpr int ROWS = 4;
 #endif
-constexpr int MAX_ROWS = 128;     // of an item
+constexpr int MAX_ROWS = 128;        // of an item
 constexpr int MAX_SHARED_ROWS = 16;  // of an item that threads may share
 constexpr float LOG2_E = 1.44269504f;
 
-static_assert(ATTENTION_PARTITION % TILE == 0 && TILE % COLUMNS == 0, "tiles do not cross partitions");
+static_assert(ATTENTION_PARTITION % TILE == 0, "tiles do not cross partitions");
 static_assert(MAX_ROWS >= ATTENTION_MAX_GROUP, "a query token is not divided");
 
 PE_ALWAYS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -36,112 +32,88 @@ PE_ALWAYS_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 PE_ALWAYS_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 PE_ALWAYS_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// One float a unit, from a cache of Cache.
-template <typename Cache>
+// What the 32 bits of a unit hold on the right side of a product, and how LANES of them are multiplied with one of the
+// left side, which takes PACKED floats.
+
 struct FloatUnit {
-    using Element = Cache;
-    static constexpr int STEP = 1;
+    static constexpr int STEP = 1;  // neighbours (dimensions of a key, positions of a value) to a unit
+    static constexpr int PACKED = 1;
 
-    PE_ALWAYS_INLINE static f32v dot(f32v sum, float a, u32v b) { return fma(splat(a), bit_cast<f32v>(b), sum); }
-
-    PE_ALWAYS_INLINE static void put(float* to, f32v values, int64_t left) { store_upto(to, values, left); }
-
-    PE_ALWAYS_INLINE static u32v key_units(const Cache* key, int64_t left) {
-        return bit_cast<u32v>(load_upto(key, left));
-    }
-
-    // A panel's row: COLUMNS dimensions of one position.
-    PE_ALWAYS_INLINE static void value_units(u32v* units, const Cache* value, const Cache*, int64_t left) {
-        for (int v = 0; v < VECTORS; ++v, value += LANES, left -= LANES)
-            units[v] = left > 0 ? bit_cast<u32v>(load_upto(value, left)) : u32v{};
+    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) { return fma(splat(*a), bit_cast<f32v>(b), sum); }
+    PE_ALWAYS_INLINE static void pack(float* to, int64_t at, f32v values, int64_t left) {
+        store_upto(to + at, values, left);
     }
 };
 
 #if defined(__AVX512BF16__)
-// Two neighbouring bfloat16 a unit.
 struct PairUnit {
-    using Element = bf16;
     static constexpr int STEP = 2;
+    static constexpr int PACKED = 1;
 
-    PE_ALWAYS_INLINE static f32v dot(f32v sum, float a, u32v b) {
-        return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(bit_cast<int32_t>(a)), (__m512bh)b);
+    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) {
+        return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(bit_cast<int32_t>(*a)), (__m512bh)b);
     }
-
-    PE_ALWAYS_INLINE static void put(float* to, f32v values, int64_t left) {
-        store_upto(reinterpret_cast<bf16*>(to), values, left);
+    PE_ALWAYS_INLINE static void pack(float* to, int64_t at, f32v values, int64_t left) {
+        store_upto(reinterpret_cast<bf16*>(to) + at, values, left);
     }
+};
+#else
+struct PairUnit {
+    static constexpr int STEP = 2;
+    static constexpr int PACKED = 2;
 
-    PE_ALWAYS_INLINE static u32v key_units(const bf16* key, int64_t left) {
-        return (u32v)_mm512_maskz_loadu_epi16(first_lanes(left * STEP), key);
+    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) {
+        const f32v first = bit_cast<f32v>(b << 16), second = bit_cast<f32v>(b & 0xffff0000u);
+        return fma(splat(a[1]), second, fma(splat(a[0]), first, sum));
     }
-
-    // A panel's row: COLUMNS dimensions of two positions, of which the second may be missing.
-    PE_ALWAYS_INLINE static void value_units(u32v* units, const bf16* even, const bf16* odd, int64_t left) {
-        const __m512i a = _mm512_maskz_loadu_epi16(first_lanes(left), even);
-        const __m512i b = _mm512_maskz_loadu_epi16(odd == nullptr ? 0 : first_lanes(left), odd);
-        // Lane i takes a[i] and b[i] in the first vector, a[16 + i] and b[16 + i] in the second.
-        const i32v pairs = lane_index() * 0x00010001 + (32 << 16);
-        units[0] = (u32v)_mm512_permutex2var_epi16(a, (__m512i)pairs, b);
-        units[1] = (u32v)_mm512_permutex2var_epi16(a, (__m512i)(pairs + 0x00100010), b);
-    }
-
-    PE_ALWAYS_INLINE static __mmask32 first_lanes(int64_t count) {
-        return static_cast<__mmask32>(count >= 32 ? 0xffffffffu : (1u << count) - 1);
+    PE_ALWAYS_INLINE static void pack(float* to, int64_t at, f32v values, int64_t left) {
+        store_upto(to + at, values, left);
     }
 };
 #endif
 
-// c[r][0 .. VECTORS_HERE lanes) = c * factors[r] (0 without factors) + a [NUM_ROWS, depth] x b [depth, COLUMNS], units.
-template <typename Unit, int NUM_ROWS, int VECTORS_HERE>
-PE_ALWAYS_INLINE void multiply(const float* a, int64_t a_stride, const u32v* b, int64_t depth, float* c,
-                               int64_t c_stride, const float* factors) {
-    f32v sums[NUM_ROWS][VECTORS_HERE];
-#pragma GCC unroll 8
-    for (int r = 0; r < NUM_ROWS; ++r)
-#pragma GCC unroll 2
-        for (int v = 0; v < VECTORS_HERE; ++v)
-            sums[r][v] = factors == nullptr ? f32v{} : load(c + r * c_stride + v * LANES) * factors[r];
-    for (int64_t k = 0; k < depth; ++k) {
-#pragma GCC unroll 8
-        for (int r = 0; r < NUM_ROWS; ++r)
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS_HERE; ++v)
-                sums[r][v] = Unit::dot(sums[r][v], a[r * a_stride + k], b[k * VECTORS + v]);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < NUM_ROWS; ++r)
-#pragma GCC unroll 2
-        for (int v = 0; v < VECTORS_HERE; ++v) store(c + r * c_stride + v * LANES, sums[r][v]);
+PE_ALWAYS_INLINE u32v load_units(const uint32_t* from) {
+    u32v v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
 }
 
-// A kv head and some neighbouring query tokens of one sequence.
-struct Item {
-    int64_t row;           // of the batch
-    int64_t kv_head;
-    int64_t first_token;   // of the packed query tokens
-    int64_t num_tokens;
-    int64_t first_position;  // of its first token in its sequence
-    int64_t keys_begin;    // positions that any of its tokens sees
-    int64_t keys_end;
-    int64_t num_rows;      // num_tokens x heads of the group
-
-    int64_t first_partition() const { return keys_begin / ATTENTION_PARTITION; }
-    int64_t end_partition() const { return ceil_div(keys_end, ATTENTION_PARTITION); }
-    // What a partition costs, in arbitrary units: packing is worth some rows.
-    int64_t cost(int64_t partition) const {
-        const int64_t begin = most(keys_begin, partition * ATTENTION_PARTITION);
-        const int64_t end = least(keys_end, (partition + 1) * ATTENTION_PARTITION);
-        return (end - begin) * (num_rows + 12);
+// c[r][v] = c[r][v] * factors[r] (0 without factors) + sum over k < depth of a[r][k] x right(k, v), where c[r][v] is the
+// v-th vector of row r and right(k, v) one of units.
+template <typename Unit, int NUM_ROWS, int NUM_VECTORS, typename Right>
+PE_ALWAYS_INLINE void multiply(const float* a, int64_t a_stride, int64_t depth, const Right& right, float* c,
+                               int64_t c_stride, const float* factors) {
+    f32v sums[NUM_ROWS][NUM_VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < NUM_ROWS; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < NUM_VECTORS; ++v)
+            sums[r][v] = factors == nullptr ? f32v{} : load(c + r * c_stride + v * LANES) * factors[r];
+    for (int64_t k = 0; k < depth; ++k) {
+        u32v b[NUM_VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < NUM_VECTORS; ++v) {
+            b[v] = right(k, v);
+            PE_KEEP_IN_REGISTER(b[v]);  // else it is loaded again for every row
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < NUM_ROWS; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < NUM_VECTORS; ++v)
+                sums[r][v] = Unit::dot(sums[r][v], a + r * a_stride + k * Unit::PACKED, b[v]);
     }
-    int64_t cost() const { return (keys_end - keys_begin) * (num_rows + 12); }
-    bool is_shareable() const { return num_rows <= MAX_SHARED_ROWS && end_partition() - first_partition() > 1; }
-};
+#pragma GCC unroll 8
+    for (int r = 0; r < NUM_ROWS; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < NUM_VECTORS; ++v) store(c + r * c_stride + v * LANES, sums[r][v]);
+}
 
 struct Sizes {
     int64_t group;         // query heads to a kv head
     int64_t query_tokens;  // of an item
-    int64_t key_units;     // floats of a packed query or key
-    int64_t padded_dim;
+    int64_t key_units;     // of a query or key
+    int64_t padded_dim;    // head_dim in whole vectors
+    bool is_whole_dim;
     int64_t state_stride;  // floats of a row's state: LANES partial sums of probabilities, then the weighted values
 
     template <typename Unit>
@@ -150,26 +122,80 @@ struct Sizes {
         const int64_t padded_dim = round_up(args.head_dim, LANES);
         const int64_t tokens = MAX_ROWS / group;
         return {group, tokens > ROWS ? tokens / ROWS * ROWS : tokens, ceil_div(args.head_dim, Unit::STEP), padded_dim,
-                LANES + padded_dim};
+                args.head_dim == padded_dim, LANES + padded_dim};
+    }
+
+    int64_t shared_state_floats() const { return MAX_SHARED_ROWS * (state_stride + LANES); }
+};
+
+// A kv head and some neighbouring query tokens of one sequence.
+struct Item {
+    int64_t row;  // of the batch
+    int64_t kv_head;
+    int64_t first_token;  // of the packed query tokens
+    int64_t num_tokens;
+    int64_t first_position;  // of its first token in its sequence
+    int64_t keys_begin;      // positions that any of its tokens sees
+    int64_t keys_end;
+    int64_t num_rows;  // num_tokens x heads of the group
+
+    int64_t first_partition() const { return keys_begin / ATTENTION_PARTITION; }
+    int64_t num_partitions() const { return ceil_div(keys_end, ATTENTION_PARTITION) - first_partition(); }
+};
+
+// A row of the batch as work: `num_tiles` of query tokens x kv heads are its items. An item that is a large part of all
+// the work, as when few rows have long contexts, is divided further, into a unit for each of its partitions.
+struct Row {
+    int64_t index;
+    int64_t num_tiles;
+    int64_t num_tokens;
+    int64_t length;
+    int64_t cost;  // of an item, roughly
+    int64_t num_partitions;
+    bool is_shareable;
+
+    Row(const AttentionArgs& args, const Sizes& sizes, int64_t row) : index(row) {
+        num_tokens = args.query_start_loc[row + 1] - args.query_start_loc[row];
+        num_tiles = ceil_div(num_tokens, sizes.query_tokens);
+        length = args.seq_lens[row];
+        if (num_tiles == 0) {
+            cost = num_partitions = 0;
+            is_shareable = false;
+            return;
+        }
+        const Item item = this->item(args, sizes, 0, 0);
+        cost = (item.keys_end - item.keys_begin) * (item.num_rows + 12);  // reading a key costs as much as some rows
+        num_partitions = item.num_partitions();
+        is_shareable = item.num_rows <= MAX_SHARED_ROWS && num_tiles == 1 && num_partitions > 1;
+    }
+
+    // Tiles count from the last one, which sees the most keys: what takes longest is begun first.
+    Item item(const AttentionArgs& args, const Sizes& sizes, int64_t tile, int64_t kv_head) const {
+        const int64_t first = (num_tiles - 1 - tile) * sizes.query_tokens;
+        const int64_t count = least(sizes.query_tokens, num_tokens - first);
+        const int64_t position = length - num_tokens + first;
+        const int64_t begin = args.sliding_window > 0 ? most(0, position + 1 - args.sliding_window) : 0;
+        const int64_t end = args.is_causal ? position + count : length;
+        return {index, kv_head, args.query_start_loc[index] + first, count, position, begin, end, count * sizes.group};
     }
 };
 
-// Calls visit(item) for all items of the batch, in one order for all threads.
-template <typename Visit>
-PE_ALWAYS_INLINE void for_each_item(const AttentionArgs& args, const Sizes& sizes, const Visit& visit) {
-    for (int64_t row = 0; row < args.num_rows; ++row) {
-        const int64_t row_begin = args.query_start_loc[row], row_end = args.query_start_loc[row + 1];
-        const int64_t length = args.seq_lens[row], context = length - (row_end - row_begin);
-        for (int64_t token = row_begin; token < row_end; token += sizes.query_tokens) {
-            const int64_t count = least(sizes.query_tokens, row_end - token);
-            const int64_t position = context + token - row_begin;
-            const int64_t begin = args.sliding_window > 0 ? most(0, position + 1 - args.sliding_window) : 0;
-            const int64_t end = args.is_causal ? position + count : length;
-            for (int64_t head = 0; head < args.num_kv_heads; ++head)
-                visit(Item{row, head, token, count, position, begin, end, count * sizes.group});
+// How the work is cut: a function of the arguments and the number of threads.
+struct Plan {
+    int64_t most_undivided;  // cost
+
+    Plan(const AttentionArgs& args, const Sizes& sizes) {
+        int64_t total = 0;
+        for (int64_t r = 0; r < args.num_rows; ++r) {
+            const Row row(args, sizes, r);
+            total += row.cost * row.num_tiles * args.num_kv_heads;
         }
+        most_undivided = args.num_threads == 1 ? INT64_MAX : total / (ATTENTION_SHARES * args.num_threads);
     }
-}
+
+    bool is_divided(const Row& row) const { return row.is_shareable && row.cost > most_undivided; }
+    int64_t units_per_item(const Row& row) const { return is_divided(row) ? row.num_partitions : 1; }
+};
 
 // The states of an item's rows: what a softmax over some of the keys has summed up. `highest` is the largest score.
 struct States {
@@ -178,9 +204,9 @@ struct States {
 };
 
 struct Scratch {
-    float* queries;  // [rows, key_units]
-    u32v* keys;
-    u32v* values;
+    float* queries;    // [rows, key_units], packed
+    uint32_t* keys;    // [key_units, TILE], for blocks that whole vectors do not fit in
+    uint32_t* values;  // [padded_dim], the last values of an odd number
     States total;
     States part;
 
@@ -192,9 +218,9 @@ struct Scratch {
             memory += round_up(floats * sizeof(float), 64);
             return begin;
         };
-        queries = reinterpret_cast<float*>(take(MAX_ROWS * sizes.key_units));
-        keys = reinterpret_cast<u32v*>(take(TILE * sizes.key_units));
-        values = reinterpret_cast<u32v*>(take(TILE / Unit::STEP * round_up(sizes.padded_dim, COLUMNS)));
+        queries = reinterpret_cast<float*>(take(MAX_ROWS * sizes.key_units * Unit::PACKED));
+        keys = reinterpret_cast<uint32_t*>(take(TILE * sizes.key_units));
+        values = reinterpret_cast<uint32_t*>(take(sizes.padded_dim));
         total = {reinterpret_cast<float*>(take(MAX_ROWS)), nullptr};
         total.sums = reinterpret_cast<float*>(take(MAX_ROWS * sizes.state_stride));
         part = {reinterpret_cast<float*>(take(MAX_ROWS)), nullptr};
@@ -230,10 +256,36 @@ PE_ALWAYS_INLINE void clear(States states, int64_t num_rows, const Sizes& sizes)
     std::memset(states.sums, 0, num_rows * sizes.state_stride * sizeof(float));
 }
 
+// Where a query of an item begins in q, or its result in out.
+PE_ALWAYS_INLINE int64_t element_of(const AttentionArgs& args, const Sizes& sizes, const Item& item, int64_t token,
+                                    int64_t head, int64_t token_stride) {
+    return (item.first_token + token) * token_stride + (item.kv_head * sizes.group + head) * args.head_dim;
+}
+
+template <typename Query>
+PE_ALWAYS_INLINE void write_row(Query* to, const float* sums, int64_t head_dim) {
+    const f32v factor = splat(1.0f / reduce_add(load(sums)));
+    for (int64_t i = 0; i < head_dim; i += LANES)
+        store_upto(to + i, load(sums + LANES + i) * factor, head_dim - i);
+}
+
+__attribute__((noinline)) void write(const AttentionArgs& args, const Sizes& sizes, const Item& item, States total) {
+    for (int64_t token = 0; token < item.num_tokens; ++token)
+        for (int64_t head = 0; head < sizes.group; ++head) {
+            const int64_t at = element_of(args, sizes, item, token, head, args.out_stride);
+            const float* const sums = total.sums + (token * sizes.group + head) * sizes.state_stride;
+            if (args.q_dtype == BF16)
+                write_row(static_cast<bf16*>(args.out) + at, sums, args.head_dim);
+            else
+                write_row(static_cast<float*>(args.out) + at, sums, args.head_dim);
+        }
+}
+
 // One item's way over its keys.
 template <typename Unit>
 class ItemWorker {
-    using Element = typename Unit::Element;
+    static constexpr int KEY_VECTORS = TILE / LANES;
+    static constexpr int PROBABILITIES = TILE / Unit::STEP * Unit::PACKED;  // floats of a packed row
 
   public:
     ItemWorker(const AttentionArgs& args, const Sizes& sizes, const Scratch& scratch, const Item& item)
@@ -251,35 +303,17 @@ class ItemWorker {
 
     void sum_all(States total) {
         sum_partition(item_.first_partition(), total);
-        for (int64_t p = item_.first_partition() + 1; p < item_.end_partition(); ++p) {
-            sum_partition(p, scratch_.part);
+        for (int64_t p = 1; p < item_.num_partitions(); ++p) {
+            sum_partition(item_.first_partition() + p, scratch_.part);
             merge(total, scratch_.part, item_.num_rows, sizes_, scale_);
         }
     }
 
-    void write(States total) const {
-        for (int64_t token = 0; token < item_.num_tokens; ++token)
-            for (int64_t head = 0; head < sizes_.group; ++head) {
-                const int64_t row = token * sizes_.group + head;
-                const int64_t at = element_of(token, head, args_.out_stride);
-                const float* const sums = total.sums + row * sizes_.state_stride;
-                if (args_.q_dtype == BF16)
-                    write_row(static_cast<bf16*>(args_.out) + at, sums);
-                else
-                    write_row(static_cast<float*>(args_.out) + at, sums);
-            }
-    }
-
   private:
-    int64_t element_of(int64_t token, int64_t head, int64_t token_stride) const {
-        return (item_.first_token + token) * token_stride +
-               (item_.kv_head * sizes_.group + head) * args_.head_dim;
-    }
-
     void pack_query(int64_t token, int64_t head) {
         const int64_t row = token * sizes_.group + head;
-        const int64_t at = element_of(token, head, args_.q_stride);
-        float* const to = scratch_.queries + row * sizes_.key_units;
+        const int64_t at = element_of(args_, sizes_, item_, token, head, args_.q_stride);
+        float* const to = scratch_.queries + row * sizes_.key_units * Unit::PACKED;
         if (args_.q_dtype == BF16)
             pack_row(to, static_cast<const bf16*>(args_.q) + at);
         else
@@ -292,27 +326,14 @@ class ItemWorker {
     template <typename Query>
     PE_ALWAYS_INLINE void pack_row(float* to, const Query* from) const {
         for (int64_t i = 0; i < args_.head_dim; i += LANES)
-            Unit::put(to + i / Unit::STEP, load_upto(from + i, args_.head_dim - i), args_.head_dim - i);
-    }
-
-    template <typename Query>
-    PE_ALWAYS_INLINE void write_row(Query* to, const float* sums) const {
-        const f32v factor = splat(1.0f / reduce_add(load(sums)));
-        for (int64_t i = 0; i < args_.head_dim; i += LANES)
-            store_upto(to + i, load(sums + LANES + i) * factor, args_.head_dim - i);
+            Unit::pack(to, i, load_upto(from + i, args_.head_dim - i), args_.head_dim - i);
     }
 
     // Keys first_key .. first_key + count, which lie in one partition.
     void sum_tile(int64_t first_key, int64_t count, States states) {
-        int64_t offsets[TILE];
-        const int32_t* const table = args_.block_tables + item_.row * args_.table_stride;
-        for (int64_t i = 0; i < count; ++i) {
-            const int64_t position = first_key + i;
-            offsets[i] = table[position / args_.block_size] * args_.block_stride +
-                         position % args_.block_size * args_.token_stride + item_.kv_head * args_.head_stride;
-        }
-        pack_keys(offsets, count);
-        pack_values(offsets, count);
+        find_keys(first_key, count);
+        find_values(first_key, count);
+        fetch_values(count);
         for (int64_t row = 0; row < item_.num_rows; row += ROWS) {
             switch (least(ROWS, item_.num_rows - row)) {
                 case 1: sum_rows<1>(row, first_key, count, states); break;
@@ -329,62 +350,133 @@ class ItemWorker {
         }
     }
 
-    void pack_keys(const int64_t* offsets, int64_t count) {
-        const Element* const keys = static_cast<const Element*>(args_.keys);
-        for (int64_t first = 0; first < round_up(count, COLUMNS); first += LANES) {
-            u32v* const panel = scratch_.keys + first / COLUMNS * sizes_.key_units * VECTORS + first % COLUMNS / LANES;
-            for (int64_t unit = 0; unit < sizes_.key_units; unit += LANES) {
-                const int64_t left = sizes_.key_units - unit;
-                u32v rows[LANES];
-                for (int i = 0; i < LANES; ++i)
-                    rows[i] = first + i < count
-                                  ? Unit::key_units(keys + offsets[first + i] + unit * Unit::STEP, left)
-                                  : u32v{};
-                transpose(rows);
-                for (int i = 0; i < LANES && i < left; ++i) panel[(unit + i) * VECTORS] = rows[i];
-            }
+    const uint32_t* head_of_block(const void* cache, int64_t block) const {
+        return head_of_block(cache, block, item_.kv_head);
+    }
+    const uint32_t* head_of_block(const void* cache, int64_t block, int64_t head) const {
+        const int64_t head_units = args_.block_size / Unit::STEP * args_.head_dim;
+        const int64_t id = args_.block_tables[item_.row * args_.table_stride + block];
+        return static_cast<const uint32_t*>(cache) + (id * args_.num_kv_heads + head) * head_units;
+    }
+
+    // Where each vector of keys lies, and how far apart its units are.
+    void find_keys(int64_t first_key, int64_t count) {
+        if (args_.block_size % LANES != 0) return gather_keys(first_key, count);
+        key_stride_ = args_.block_size;
+        for (int64_t i = 0; i < KEY_VECTORS; ++i) {
+            const int64_t key = first_key + (i * LANES < count ? i * LANES : 0);  // any place to read: it is masked
+            key_vectors_[i] = head_of_block(args_.keys, key / args_.block_size) + key % args_.block_size;
         }
     }
 
-    void pack_values(const int64_t* offsets, int64_t count) {
-        const Element* const values = static_cast<const Element*>(args_.values);
-        for (int64_t i = 0; i < count; i += Unit::STEP) {
-            const Element* const value = values + offsets[i];
-            const Element* const next = i + 1 < count ? values + offsets[i + 1] : nullptr;
-            u32v* to = scratch_.values + i / Unit::STEP * VECTORS;
-            for (int64_t d = 0; d < args_.head_dim; d += COLUMNS, to += TILE / Unit::STEP * VECTORS)
-                Unit::value_units(to, value + d, next == nullptr ? next : next + d, args_.head_dim - d);
+    // Copies the keys side by side.
+    void gather_keys(int64_t first_key, int64_t count) {
+        key_stride_ = TILE;
+        for (int64_t i = 0; i < KEY_VECTORS; ++i) key_vectors_[i] = scratch_.keys + i * LANES;
+        for (int64_t i = 0; i < count;) {
+            const int64_t key = first_key + i, within = key % args_.block_size;
+            const int64_t here = least(count - i, args_.block_size - within);
+            const uint32_t* const from = head_of_block(args_.keys, key / args_.block_size) + within;
+            for (int64_t unit = 0; unit < sizes_.key_units; ++unit)
+                std::memcpy(scratch_.keys + unit * TILE + i, from + unit * args_.block_size, here * sizeof *from);
+            i += here;
         }
+    }
+
+    // Asks for the tile's values, which are needed once the scores are there.
+    void fetch_values(int64_t count) const {
+        for (int64_t i = 0; i < count / Unit::STEP; ++i)
+            for (int64_t d = 0; d < args_.head_dim; d += 16) __builtin_prefetch(value_rows_[i] + d, 0, 2);
+    }
+
+    // Asks for the keys of the next tile, or of the next head's first.
+    void fetch_next_keys(int64_t first_key, int64_t count) const {
+        int64_t key = first_key + count, head = item_.kv_head, left = item_.keys_end - key;
+        if (left <= 0) {
+            key = item_.keys_begin / TILE * TILE;
+            left = item_.keys_end - key;
+            if (++head == args_.num_kv_heads) return;
+        }
+        const int64_t end = key + least(left, TILE);
+        for (; key < end; key += LANES) {
+            const uint32_t* const at = head_of_block(args_.keys, key / args_.block_size, head) + key % args_.block_size;
+            for (int64_t unit = 0; unit < sizes_.key_units; ++unit) __builtin_prefetch(at + unit * args_.block_size, 0, 2);
+        }
+    }
+
+    // Where each row of value units lies. What is beyond the last value may be NaN and is replaced: 0 x NaN is no 0.
+    void find_values(int64_t first_key, int64_t count) {
+        for (int64_t i = 0; i < count; i += Unit::STEP) {
+            const int64_t key = first_key + i;
+            value_rows_[i / Unit::STEP] = head_of_block(args_.values, key / args_.block_size) +
+                                          key % args_.block_size / Unit::STEP * args_.head_dim;
+        }
+        if (count % Unit::STEP == 0) return;
+        const uint32_t*& last = value_rows_[count / Unit::STEP];
+        for (int64_t d = 0; d < args_.head_dim; ++d) scratch_.values[d] = last[d] & 0x0000ffffu;
+        last = scratch_.values;
     }
 
     // Rows `row` .. of the item against the packed tile, all or those of its panels that they see.
     template <int NUM_ROWS>
     void sum_rows(int64_t row, int64_t first_key, int64_t count, States states) {
-        const int64_t begin = most(0, rows_begin_[row] - first_key) / COLUMNS * COLUMNS;
+        const int64_t begin = most(0, rows_begin_[row] - first_key) / LANES * LANES;
         const int64_t end = least(count, rows_end_[row + NUM_ROWS - 1] - first_key);
         if (begin >= end) return;
         alignas(64) float scores[NUM_ROWS * TILE];
-        alignas(64) float probabilities[NUM_ROWS * TILE / Unit::STEP];
+        alignas(64) float probabilities[NUM_ROWS * PROBABILITIES];
         float factors[NUM_ROWS];
-        for (int64_t panel = begin / COLUMNS; panel * COLUMNS < end; ++panel)
-            multiply<Unit, NUM_ROWS, VECTORS>(scratch_.queries + row * sizes_.key_units, sizes_.key_units,
-                                              scratch_.keys + panel * sizes_.key_units * VECTORS, sizes_.key_units,
-                                              scores + panel * COLUMNS, TILE, nullptr);
+        const float* const queries = scratch_.queries + row * sizes_.key_units * Unit::PACKED;
+        const int64_t key_stride = key_stride_;
+        for_vectors<NUM_ROWS>(begin / LANES, ceil_div(end, LANES), [&](auto vectors, int64_t first) {
+            const uint32_t* keys[vectors.COUNT];
+            for (int v = 0; v < vectors.COUNT; ++v) keys[v] = key_vectors_[first + v];
+            multiply<Unit, NUM_ROWS, vectors.COUNT>(
+                queries, sizes_.key_units * Unit::PACKED, sizes_.key_units,
+                [&](int64_t k, int64_t v) { return load_units(keys[v] + k * key_stride); },
+                scores + first * LANES, TILE, nullptr);
+        });
         for (int r = 0; r < NUM_ROWS; ++r)
-            factors[r] = take_scores(scores + r * TILE, probabilities + r * TILE / Unit::STEP, begin, end,
+            factors[r] = take_scores(scores + r * TILE, probabilities + r * PROBABILITIES, begin, end,
                                      rows_begin_[row + r] - first_key, rows_end_[row + r] - first_key,
                                      states.highest[row + r], states.sums + (row + r) * sizes_.state_stride);
+        if (row == 0) fetch_next_keys(first_key, count);
         float* const sums = states.sums + row * sizes_.state_stride + LANES;
-        const int64_t skipped = begin / Unit::STEP, depth = ceil_div(end, Unit::STEP) - skipped;
-        for (int64_t d = 0; d < sizes_.padded_dim; d += COLUMNS) {
-            const u32v* const panel = scratch_.values + (d / COLUMNS * (TILE / Unit::STEP) + skipped) * VECTORS;
-            if (sizes_.padded_dim - d >= COLUMNS)
-                multiply<Unit, NUM_ROWS, VECTORS>(probabilities + skipped, TILE / Unit::STEP, panel, depth, sums + d,
-                                                  sizes_.state_stride, factors);
-            else
-                multiply<Unit, NUM_ROWS, 1>(probabilities + skipped, TILE / Unit::STEP, panel, depth, sums + d,
-                                            sizes_.state_stride, factors);
-        }
+        if (sizes_.is_whole_dim)
+            add_values<NUM_ROWS, true>(probabilities, begin / Unit::STEP, ceil_div(end, Unit::STEP), factors, sums);
+        else
+            add_values<NUM_ROWS, false>(probabilities, begin / Unit::STEP, ceil_div(end, Unit::STEP), factors, sums);
+    }
+
+    // sums = sums * factors + probabilities x values, over value units first .. end.
+    template <int NUM_ROWS, bool IS_WHOLE_DIM>
+    PE_ALWAYS_INLINE void add_values(const float* probabilities, int64_t first, int64_t end, const float* factors,
+                                     float* sums) const {
+        const uint32_t* const* const rows = value_rows_ + first;
+        for_vectors<NUM_ROWS>(0, sizes_.padded_dim / LANES, [&](auto vectors, int64_t vector) {
+            multiply<Unit, NUM_ROWS, vectors.COUNT>(
+                probabilities + first * Unit::PACKED, PROBABILITIES, end - first,
+                [&](int64_t k, int64_t v) {
+                    const uint32_t* const from = rows[k] + (vector + v) * LANES;
+                    if (IS_WHOLE_DIM) return load_units(from);
+                    return bit_cast<u32v>(load_upto(reinterpret_cast<const float*>(from),
+                                                    args_.head_dim - (vector + v) * LANES));
+                },
+                sums + vector * LANES, sizes_.state_stride, factors);
+        });
+    }
+
+    template <int N>
+    struct Vectors {
+        static constexpr int COUNT = N;
+    };
+
+    // Calls multiply_some(number of vectors, the first) for vectors first .. end, several at a time.
+    template <int NUM_ROWS, typename MultiplySome>
+    PE_ALWAYS_INLINE static void for_vectors(int64_t first, int64_t end, const MultiplySome& multiply_some) {
+        constexpr int AT_ONCE = NUM_ROWS <= 4 && ROWS > 4 ? 4 : 2;
+        for (; first + AT_ONCE <= end; first += AT_ONCE) multiply_some(Vectors<AT_ONCE>{}, first);
+        for (; first < end; ++first) multiply_some(Vectors<1>{}, first);
     }
 
     // One row's softmax step over scores begin .. end, of which it sees those from `first` to `last`: fills in its
@@ -393,7 +485,7 @@ class ItemWorker {
                                        int64_t last, float& highest, float* sums) {
         const int64_t whole_end = round_up(end, LANES);
         if (first >= end || last <= begin) {
-            for (int64_t i = begin; i < whole_end; i += LANES) Unit::put(probabilities + i / Unit::STEP, f32v{}, LANES);
+            for (int64_t i = begin; i < whole_end; i += LANES) Unit::pack(probabilities, i, f32v{}, LANES);
             return 1.0f;
         }
         const auto is_seen = [&](int64_t i) {
@@ -415,7 +507,7 @@ class ItemWorker {
             f32v p = exp2_clamped(fma(load(scores + i), scale, offset));
             if (i < clear_begin || i + LANES > clear_end) p = is_seen(i) ? p : f32v{};
             sum += p;
-            Unit::put(probabilities + i / Unit::STEP, p, LANES);
+            Unit::pack(probabilities, i, p, LANES);
         }
         const f32v factor = exp2_clamped(splat((before - highest) * scale_));
         store(sums, fma(load(sums), factor, sum));
@@ -429,106 +521,97 @@ class ItemWorker {
     const float scale_;                // of scores, times log2(e)
     int64_t rows_begin_[MAX_ROWS];     // positions that each row sees
     int64_t rows_end_[MAX_ROWS];
+    // Of the tile.
+    const uint32_t* key_vectors_[KEY_VECTORS];
+    int64_t key_stride_;
+    const uint32_t* value_rows_[TILE];
 };
 
-// Which thread a stretch of the work belongs to: that in whose even share its middle lies.
-struct Division {
-    int64_t total;
-    int64_t num_threads;
-    int64_t owner(int64_t before, int64_t cost) const { return (2 * before + cost) * num_threads / (2 * total); }
-};
-
-// Calls visit(item, owner of its first partition, owner of its last, cost of the work before it).
-template <typename Visit>
-PE_ALWAYS_INLINE void for_each_owned(const AttentionArgs& args, const Sizes& sizes, const Division& division,
-                                     const Visit& visit) {
-    int64_t before = 0;
-    for_each_item(args, sizes, [&](const Item& item) {
-        const int64_t cost = item.cost();
-        if (item.is_shareable()) {
-            const int64_t first = item.cost(item.first_partition()), last = item.cost(item.end_partition() - 1);
-            visit(item, division.owner(before, first), division.owner(before + cost - last, last), before);
-        } else {
-            const int64_t owner = division.owner(before, cost);
-            visit(item, owner, owner, before);
-        }
-        before += cost;
-    });
-}
-
-// Where the state of a partition of a shared item waits to be merged.
-PE_ALWAYS_INLINE States shared_states(char* memory, const Sizes& sizes, int64_t index) {
-    const int64_t stride = MAX_SHARED_ROWS * (sizes.state_stride + LANES);
-    float* const at = reinterpret_cast<float*>(memory) + index * stride;
+// Where the state of a partition of a divided item waits to be merged.
+PE_ALWAYS_INLINE States shared_states(const AttentionArgs& args, const Sizes& sizes, int64_t index) {
+    float* const at = static_cast<float*>(args.workspace) + index * sizes.shared_state_floats();
     return {at + MAX_SHARED_ROWS * sizes.state_stride, at};
 }
 
 template <typename Unit>
-int64_t workspace_of(const AttentionArgs& args, int64_t max_seq_len, int32_t num_threads) {
+AttentionUnits count_units(const AttentionArgs& args) {
     const Sizes sizes = Sizes::of<Unit>(args);
-    Scratch scratch;
-    const int64_t own = scratch.place<Unit>(sizes, nullptr) - static_cast<char*>(nullptr);
-    const int64_t max_shared = (num_threads - 1) * ceil_div(max_seq_len, ATTENTION_PARTITION);
-    return num_threads * own + max_shared * MAX_SHARED_ROWS * (sizes.state_stride + LANES) * int64_t{sizeof(float)};
+    const Plan plan(args, sizes);
+    AttentionUnits units{0, 0};
+    for (int64_t r = 0; r < args.num_rows; ++r) {
+        const Row row(args, sizes, r);
+        const int64_t items = row.num_tiles * args.num_kv_heads;
+        units.parts += items * plan.units_per_item(row);
+        if (plan.is_divided(row)) units.merges += items;
+    }
+    return units;
 }
 
 template <typename Unit>
-void run_share(const AttentionArgs& args, const Team& team) {
+void run_parts(const AttentionArgs& args, int64_t begin, int64_t end, void* memory) {
     const Sizes sizes = Sizes::of<Unit>(args);
+    const Plan plan(args, sizes);
     Scratch scratch;
-    const int64_t own = scratch.place<Unit>(sizes, nullptr) - static_cast<char*>(nullptr);
-    char* const memory = static_cast<char*>(args.workspace);
-    scratch.place<Unit>(sizes, memory + team.thread * own);
-    char* const shared = memory + team.num_threads * own;
-
-    Division division{0, team.num_threads};
-    for_each_item(args, sizes, [&](const Item& item) { division.total += item.cost(); });
-    int64_t num_shared = 0;  // partitions of shared items so far
-    for_each_owned(args, sizes, division, [&](const Item& item, int64_t first, int64_t last, int64_t before) {
-        if (first == last) {
-            if (first != team.thread) return;
+    scratch.place<Unit>(sizes, static_cast<char*>(memory));
+    int64_t row_begin = 0, shared = 0;  // units and shared states of the rows before
+    for (int64_t r = 0; r < args.num_rows && row_begin < end; ++r) {
+        const Row row(args, sizes, r);
+        const bool is_divided = plan.is_divided(row);
+        const int64_t per_item = plan.units_per_item(row), count = row.num_tiles * args.num_kv_heads * per_item;
+        for (int64_t i = most(0, begin - row_begin); i < least(count, end - row_begin); ++i) {
+            const int64_t number = i / per_item;
+            const Item item = row.item(args, sizes, number / args.num_kv_heads, number % args.num_kv_heads);
             ItemWorker<Unit> worker(args, sizes, scratch, item);
-            worker.sum_all(scratch.total);
-            worker.write(scratch.total);
-            return;
+            if (is_divided) {
+                worker.sum_partition(item.first_partition() + i % per_item, shared_states(args, sizes, shared + i));
+            } else {
+                worker.sum_all(scratch.total);
+                write(args, sizes, item, scratch.total);
+            }
         }
-        const int64_t slots = num_shared;
-        num_shared += item.end_partition() - item.first_partition();
-        if (team.thread < first || team.thread > last) return;
-        ItemWorker<Unit> worker(args, sizes, scratch, item);
-        for (int64_t p = item.first_partition(), done = before; p < item.end_partition(); done += item.cost(p), ++p)
-            if (division.owner(done, item.cost(p)) == team.thread)
-                worker.sum_partition(p, shared_states(shared, sizes, slots + p - item.first_partition()));
-    });
-    if (num_shared == 0) return;
-
-    team.barrier();
-    num_shared = 0;
-    for_each_owned(args, sizes, division, [&](const Item& item, int64_t first, int64_t last, int64_t) {
-        if (first == last) return;
-        const int64_t slots = num_shared, count = item.end_partition() - item.first_partition();
-        num_shared += count;
-        if (first != team.thread) return;
-        const States total = shared_states(shared, sizes, slots);
-        for (int64_t i = 1; i < count; ++i)
-            merge(total, shared_states(shared, sizes, slots + i), item.num_rows, sizes, args.scale * LOG2_E);
-        ItemWorker<Unit>(args, sizes, scratch, item).write(total);
-    });
+        row_begin += count;
+        if (is_divided) shared += count;
+    }
 }
 
-#if defined(__AVX512BF16__)
-using Bf16CacheUnit = PairUnit;
-#else
-using Bf16CacheUnit = FloatUnit<bf16>;
-#endif
-
-int64_t workspace_for(const AttentionArgs& args, int64_t max_seq_len, int32_t num_threads) {
-    return args.kv_dtype == BF16 ? workspace_of<Bf16CacheUnit>(args, max_seq_len, num_threads)
-                                 : workspace_of<FloatUnit<float>>(args, max_seq_len, num_threads);
+template <typename Unit>
+void run_merges(const AttentionArgs& args, int64_t begin, int64_t end) {
+    const Sizes sizes = Sizes::of<Unit>(args);
+    const Plan plan(args, sizes);
+    int64_t row_begin = 0, shared = 0;  // divided items and shared states of the rows before
+    for (int64_t r = 0; r < args.num_rows && row_begin < end; ++r) {
+        const Row row(args, sizes, r);
+        if (!plan.is_divided(row)) continue;
+        const int64_t count = row.num_partitions;
+        for (int64_t i = most(0, begin - row_begin); i < least(args.num_kv_heads, end - row_begin); ++i) {
+            const Item item = row.item(args, sizes, 0, i);
+            const States total = shared_states(args, sizes, shared + i * count);
+            for (int64_t p = 1; p < count; ++p)
+                merge(total, shared_states(args, sizes, shared + i * count + p), item.num_rows, sizes,
+                      args.scale * LOG2_E);
+            write(args, sizes, item, total);
+        }
+        row_begin += args.num_kv_heads;
+        shared += args.num_kv_heads * count;
+    }
 }
 
-void run_any(const AttentionArgs& args, const Team& team) {
-    args.kv_dtype == BF16 ? run_share<Bf16CacheUnit>(args, team) : run_share<FloatUnit<float>>(args, team);
+template <typename Unit>
+AttentionKernels kernels_for() {
+    return {
+        [](const AttentionArgs& args) {
+            Scratch scratch;
+            return scratch.place<Unit>(Sizes::of<Unit>(args), nullptr) - static_cast<char*>(nullptr);
+        },
+        [](const AttentionArgs& args) { return Sizes::of<Unit>(args).shared_state_floats() * int64_t{sizeof(float)}; },
+        count_units<Unit>,
+        run_parts<Unit>,
+        run_merges<Unit>,
+    };
+}
+
+AttentionKernels kernels_of(int32_t kv_dtype) {
+    return kv_dtype == BF16 ? kernels_for<PairUnit>() : kernels_for<FloatUnit>();
 }
 
 }  // namespace

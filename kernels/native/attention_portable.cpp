@@ -1,11 +1,3 @@
 #include "attention_kernel.h"
 
-namespace pe {
-
-int64_t attention_workspace_portable(const AttentionArgs& args, int64_t max_seq_len, int32_t num_threads) {
-    return workspace_for(args, max_seq_len, num_threads);
-}
-
-void attention_portable(const AttentionArgs& args, const Team& team) { run_any(args, team); }
-
-}  // namespace pe
+pe::AttentionKernels pe::attention_kernels_portable(int32_t kv_dtype) { return kernels_of(kv_dtype); }

@@ -29,21 +29,20 @@ int64_t block_rows(const PackedMatrix& w) {
 }
 
 IntPanel int_panel(const PackedMatrix& w, int64_t index) {
-    const int32_t four_bit_zero = w.mins ? 0 : 8;
-    return {w.panel(index), w.panel_scales(index), w.panel_mins(index), w.inputs, w.group,
-            w.format == WEIGHT_INT8 ? 128 : four_bit_zero, w.channel_scales != 0, w.format == WEIGHT_INT4};
+    return {w.panel(index), w.panel_scales(index),   w.panel_mins(index),    w.inputs,
+            w.group,        w.channel_scales != 0,   w.format == WEIGHT_INT4};
 }
 
 void int_part(const KernelSet& set, const PackedMatrix& w, const QuantizedRows& x, Range rows, int64_t index,
-              const Epilogue& e) {
+              const Epilogue& e, NextPanel next) {
     IntPanel panel = int_panel(w, index);
     if (panel.packed4 && rows.size() >= set.unpack4_from_rows) {
         uint8_t* bytes = thread_scratch(PANEL * w.inputs);
-        set.unpack4(panel.values, w.inputs, bytes);
+        set.unpack4(panel.values, w.inputs, w.mins ? 128 : 120, bytes);
         panel.values = bytes;
         panel.packed4 = false;
     }
-    set.int_block(panel, x, rows, index * PANEL, w.outputs, e);
+    set.int_block(panel, x, rows, index * PANEL, w.outputs, e, next);
 }
 
 }  // namespace
@@ -63,10 +62,12 @@ void linear_part(const PackedMatrix& w, const Activations& x, int64_t num_rows, 
     for (int64_t unit = units.begin; unit < units.end; ++unit) {
         const Range rows = share_of(num_rows, 1, unit / panels, blocks);
         const int64_t index = unit % panels;
+        const bool more = unit + 1 < units.end;
+        const NextPanel next{more ? w.panel((unit + 1) % panels) : nullptr, w.panel_bytes()};
         if (w.format == WEIGHT_BF16) {
-            set.bf16_block(w.panel(index), w.inputs, x.rows, x.stride, rows, index * PANEL, w.outputs, epilogue);
+            set.bf16_block(w.panel(index), w.inputs, x.rows, x.stride, rows, index * PANEL, w.outputs, epilogue, next);
         } else {
-            int_part(set, w, x.quantized, rows, index, epilogue);
+            int_part(set, w, x.quantized, rows, index, epilogue, next);
         }
     }
 }

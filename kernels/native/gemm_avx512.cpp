@@ -9,7 +9,7 @@ namespace {
 
 constexpr int INT_ROWS = 6;    // accumulators: 2 x 6 integer, 2 x 6 float
 constexpr int BF16_ROWS = 12;  // accumulators: 2 x 12
-constexpr int64_t PREFETCH_BYTES = 2048;
+constexpr int64_t LINE = 64;
 
 PE_INLINE __m512 load_half(const uint16_t* from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
@@ -89,6 +89,25 @@ __attribute__((noinline)) void finish(const Epilogue& e, int64_t row, int64_t ou
     }
 }
 
+// Brings the next panel from memory while tiles of this one are computed, each tile its part of it, spread over the loop:
+// otherwise memory would rest while all tiles but the first find their weights in the cache.
+struct Prefetch {
+    const char* at;
+    int64_t step_bytes;  // how far to go on for each step of the loop, all tiles together covering the panel
+    int lines;           // what to ask for in each step
+
+    static Prefetch part(NextPanel next, int64_t loop_steps, int64_t tile, int64_t tiles) {
+        const int64_t tile_bytes = next.bytes / tiles, step_bytes = tile_bytes / loop_steps;
+        return {reinterpret_cast<const char*>(next.at) + tile * tile_bytes, step_bytes,
+                next.at ? static_cast<int>((step_bytes + LINE - 1) / LINE) : 0};
+    }
+
+    void step() {
+        for (int line = 0; line < lines; ++line) _mm_prefetch(at + LINE * line, _MM_HINT_T1);
+        at += step_bytes;
+    }
+};
+
 // The weights of two consecutive steps, 32 outputs each.
 template <bool PACKED4>
 struct TwoSteps {
@@ -109,58 +128,77 @@ struct TwoSteps {
     static constexpr int64_t BYTES = PACKED4 ? 128 : 256;
 };
 
-template <int ROWS, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
+// GROUP: the size of groups where it is known, so that the compiler unrolls; 0: `w.group`.
+template <int ROWS, int GROUP, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
 void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t output, int64_t outputs,
-              const Epilogue& e) {
+              const Epilogue& e, Prefetch prefetch) {
+    // What stands for 0 adds itself times the group's sum: 128 in bytes, 8 in four bits, and 0 in these with mins.
+    constexpr int ZERO_POINT_BITS = PACKED4 ? 3 : 7;
+    const int steps = (GROUP ? GROUP : w.group) / 8;
+    const int64_t rest_of_values = x.rest_of_values(), rest_of_groups = x.rest_of_groups(), words = x.mask_words();
     const int8_t* a[ROWS];
     for (int r = 0; r < ROWS; ++r) a[r] = x.values + (row + r) * x.inputs;
-    const float* a_scales = x.scales + row * x.groups;
-    const int32_t* minus_sums = x.minus_sums + row * x.groups;
-    const uint8_t* values = w.values;
-    const __m512i zero_point = _mm512_set1_epi32(w.zero_point);
+    const uint8_t* group_values = w.values;
+    uint64_t any_rest = 0;
 
     __m512 y[ROWS][2];
     for (int r = 0; r < ROWS; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
-    int64_t k = 0;
-    for (int64_t group = 0; group < x.groups; ++group) {
-        __m512i sum[ROWS][2];
-        for (int r = 0; r < ROWS; ++r) {
-            const __m512i minus_sum = broadcast4(minus_sums + r * x.groups + group);
-            sum[r][0] = sum[r][1] = MINS && PACKED4 ? _mm512_setzero_si512() : _mm512_mullo_epi32(minus_sum, zero_point);
+    for (int64_t group = 0; group < x.groups; ++group, any_rest >>= 1) {
+        if (group % 64 == 0) {
+            any_rest = 0;
+            for (int r = 0; r < ROWS; ++r) any_rest |= x.rest_masks[(row + r) * words + group / 64];
         }
-        for (const int64_t end = k + w.group; k < end; k += 8, values += TwoSteps<PACKED4>::BYTES) {
-            if (ROWS <= 4) {
-                for (int64_t line = 0; line < TwoSteps<PACKED4>::BYTES; line += 64)
-                    _mm_prefetch(reinterpret_cast<const char*>(values + PREFETCH_BYTES + line), _MM_HINT_T0);
+        const float* a_scales = x.scales + row * x.groups + group;
+        const int32_t* minus_sums = x.minus_sums + row * x.groups + group;
+        int64_t k = group * 8 * steps;
+        // Once for the values; once more, of the same weights, where some row of the tile has a rest.
+        for (bool rest = false;; rest = true) {
+            const uint8_t* values = group_values;
+            __m512i sum[ROWS][2];
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512i minus_sum = broadcast4(minus_sums + r * x.groups);
+                sum[r][0] = sum[r][1] =
+                    PACKED4 && MINS ? _mm512_setzero_si512() : _mm512_slli_epi32(minus_sum, ZERO_POINT_BITS);
             }
-            const TwoSteps<PACKED4> b = TwoSteps<PACKED4>::load(values);
-            for (int step = 0; step < 2; ++step) {
-                for (int r = 0; r < ROWS; ++r) {
-                    dot4(sum[r][0], b.low[step], a[r] + k + 4 * step);
-                    dot4(sum[r][1], b.high[step], a[r] + k + 4 * step);
+#pragma GCC unroll 4
+            for (int pair = 0; pair < steps; ++pair, k += 8, values += TwoSteps<PACKED4>::BYTES) {
+                if (!rest) prefetch.step();
+                const TwoSteps<PACKED4> b = TwoSteps<PACKED4>::load(values);
+                for (int step = 0; step < 2; ++step) {
+                    for (int r = 0; r < ROWS; ++r) {
+                        dot4(sum[r][0], b.low[step], a[r] + k + 4 * step);
+                        dot4(sum[r][1], b.high[step], a[r] + k + 4 * step);
+                    }
                 }
             }
-        }
-        __m512 scale[2], min[2];
-        if (!CHANNEL_SCALES) {
-            scale[0] = load_half(w.scales + group * PANEL);
-            scale[1] = load_half(w.scales + group * PANEL + 16);
-        }
-        if (MINS) {
-            min[0] = load_half(w.mins + group * PANEL);
-            min[1] = load_half(w.mins + group * PANEL + 16);
-        }
-        for (int r = 0; r < ROWS; ++r) {
-            const __m512 a_scale = _mm512_set1_ps(a_scales[r * x.groups + group]);
-            for (int half = 0; half < 2; ++half) {
-                __m512 part = _mm512_cvtepi32_ps(sum[r][half]);
-                if (!CHANNEL_SCALES) part = _mm512_mul_ps(part, scale[half]);
-                if (MINS) {
-                    const __m512 minus_sum = _mm512_cvtepi32_ps(broadcast4(minus_sums + r * x.groups + group));
-                    part = _mm512_fnmadd_ps(min[half], minus_sum, part);
-                }
-                y[r][half] = _mm512_fmadd_ps(part, a_scale, y[r][half]);
+            __m512 scale[2], min[2];
+            if (!CHANNEL_SCALES) {
+                scale[0] = load_half(w.scales + group * PANEL);
+                scale[1] = load_half(w.scales + group * PANEL + 16);
             }
+            if (MINS) {
+                min[0] = load_half(w.mins + group * PANEL);
+                min[1] = load_half(w.mins + group * PANEL + 16);
+            }
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512 a_scale = _mm512_set1_ps(a_scales[r * x.groups]);
+                for (int half = 0; half < 2; ++half) {
+                    __m512 part = _mm512_cvtepi32_ps(sum[r][half]);
+                    if (!CHANNEL_SCALES) part = _mm512_mul_ps(part, scale[half]);
+                    if (MINS) {
+                        const __m512 minus_sum = _mm512_cvtepi32_ps(broadcast4(minus_sums + r * x.groups));
+                        part = _mm512_fnmadd_ps(min[half], minus_sum, part);
+                    }
+                    y[r][half] = _mm512_fmadd_ps(part, a_scale, y[r][half]);
+                }
+            }
+            if (rest || !(any_rest & 1)) {
+                group_values = values;
+                break;
+            }
+            k += rest_of_values - 8 * steps;
+            a_scales += rest_of_groups;
+            minus_sums += rest_of_groups;
         }
     }
     for (int r = 0; r < ROWS; ++r) {
@@ -174,16 +212,13 @@ void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t ou
 
 template <int ROWS>
 void bf16_tile(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, int64_t row, int64_t output,
-               int64_t outputs, const Epilogue& e) {
+               int64_t outputs, const Epilogue& e, Prefetch prefetch) {
     const bf16* a[ROWS];
     for (int r = 0; r < ROWS; ++r) a[r] = x + (row + r) * x_stride;
     __m512 y[ROWS][2];
     for (int r = 0; r < ROWS; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
     for (int64_t k = 0; k < inputs; k += 2, panel += 128) {
-        if (ROWS <= 4) {
-            _mm_prefetch(reinterpret_cast<const char*>(panel + PREFETCH_BYTES), _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char*>(panel + PREFETCH_BYTES + 64), _MM_HINT_T0);
-        }
+        prefetch.step();
         const __m512bh low = (__m512bh)_mm512_loadu_si512(panel), high = (__m512bh)_mm512_loadu_si512(panel + 64);
         for (int r = 0; r < ROWS; ++r) {
             const __m512bh pair = (__m512bh)broadcast4(a[r] + k);
@@ -194,34 +229,36 @@ void bf16_tile(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_st
     for (int r = 0; r < ROWS; ++r) finish(e, row + r, output, outputs, y[r][0], y[r][1]);
 }
 
-// Calls tile.run<ROWS>(row) for row tiles of at most MAX rows, all about the same height.
+// Calls tile.run<ROWS>(row, index, count) for row tiles of at most MAX rows, all about the same height.
 template <int ROWS, typename Tile>
-PE_INLINE void run_tile(int64_t height, const Tile& tile, int64_t row) {
+PE_INLINE void run_tile(int64_t height, const Tile& tile, int64_t row, int64_t index, int64_t count) {
     if constexpr (ROWS > 1) {
-        if (height != ROWS) return run_tile<ROWS - 1>(height, tile, row);
+        if (height != ROWS) return run_tile<ROWS - 1>(height, tile, row, index, count);
     }
-    tile.template run<ROWS>(row);
+    tile.template run<ROWS>(row, index, count);
 }
 
 template <int MAX, typename Tile>
 PE_INLINE void for_each_tile(Range rows, const Tile& tile) {
-    const int64_t tiles = (rows.size() + MAX - 1) / MAX;
-    for (int64_t index = 0; index < tiles; ++index) {
-        const Range part = share_of(rows.size(), 1, index, tiles);
-        run_tile<MAX>(part.size(), tile, rows.begin + part.begin);
+    const int64_t count = (rows.size() + MAX - 1) / MAX;
+    for (int64_t index = 0; index < count; ++index) {
+        const Range part = share_of(rows.size(), 1, index, count);
+        run_tile<MAX>(part.size(), tile, rows.begin + part.begin, index, count);
     }
 }
 
-template <bool PACKED4, bool CHANNEL_SCALES, bool MINS>
+template <int GROUP, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
 struct IntTile {
     const IntPanel& w;
     const QuantizedRows& x;
     int64_t output, outputs;
     const Epilogue& epilogue;
+    NextPanel next;
 
     template <int ROWS>
-    void run(int64_t row) const {
-        int_tile<ROWS, PACKED4, CHANNEL_SCALES, MINS>(w, x, row, output, outputs, epilogue);
+    void run(int64_t row, int64_t index, int64_t count) const {
+        int_tile<ROWS, GROUP, PACKED4, CHANNEL_SCALES, MINS>(w, x, row, output, outputs, epilogue,
+                                                             Prefetch::part(next, w.inputs / 8, index, count));
     }
 };
 
@@ -231,41 +268,51 @@ struct Bf16Tile {
     const bf16* x;
     int64_t x_stride, output, outputs;
     const Epilogue& epilogue;
+    NextPanel next;
 
     template <int ROWS>
-    void run(int64_t row) const {
-        bf16_tile<ROWS>(panel, inputs, x, x_stride, row, output, outputs, epilogue);
+    void run(int64_t row, int64_t index, int64_t count) const {
+        bf16_tile<ROWS>(panel, inputs, x, x_stride, row, output, outputs, epilogue,
+                        Prefetch::part(next, inputs / 2, index, count));
     }
 };
 
-template <bool PACKED4>
+template <int GROUP, bool PACKED4>
 void int_block_of(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
-                  const Epilogue& e) {
+                  const Epilogue& e, NextPanel next) {
     if (w.channel_scales) {
-        for_each_tile<INT_ROWS>(rows, IntTile<PACKED4, true, false>{w, x, output, outputs, e});
+        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, true, false>{w, x, output, outputs, e, next});
     } else if (w.mins) {
-        for_each_tile<INT_ROWS>(rows, IntTile<PACKED4, false, true>{w, x, output, outputs, e});
+        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, false, true>{w, x, output, outputs, e, next});
     } else {
-        for_each_tile<INT_ROWS>(rows, IntTile<PACKED4, false, false>{w, x, output, outputs, e});
+        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, false, false>{w, x, output, outputs, e, next});
     }
 }
 
 void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
-               const Epilogue& e) {
-    w.packed4 ? int_block_of<true>(w, x, rows, output, outputs, e) : int_block_of<false>(w, x, rows, output, outputs, e);
+               const Epilogue& e, NextPanel next) {
+    constexpr int USUAL = 32;
+    if (w.group == USUAL) {
+        w.packed4 ? int_block_of<USUAL, true>(w, x, rows, output, outputs, e, next)
+                  : int_block_of<USUAL, false>(w, x, rows, output, outputs, e, next);
+    } else {
+        w.packed4 ? int_block_of<0, true>(w, x, rows, output, outputs, e, next)
+                  : int_block_of<0, false>(w, x, rows, output, outputs, e, next);
+    }
 }
 
 void bf16_block(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, Range rows, int64_t output,
-                int64_t outputs, const Epilogue& e) {
-    for_each_tile<BF16_ROWS>(rows, Bf16Tile{panel, inputs, x, x_stride, output, outputs, e});
+                int64_t outputs, const Epilogue& e, NextPanel next) {
+    for_each_tile<BF16_ROWS>(rows, Bf16Tile{panel, inputs, x, x_stride, output, outputs, e, next});
 }
 
-void unpack4(const uint8_t* panel, int64_t inputs, uint8_t* bytes) {
+void unpack4(const uint8_t* panel, int64_t inputs, uint8_t offset, uint8_t* bytes) {
+    const __m512i add = _mm512_set1_epi8(static_cast<char>(offset));
     for (int64_t k = 0; k < inputs; k += 8, panel += TwoSteps<true>::BYTES, bytes += TwoSteps<false>::BYTES) {
         const TwoSteps<true> b = TwoSteps<true>::load(panel);
         for (int step = 0; step < 2; ++step) {
-            _mm512_storeu_si512(bytes + 128 * step, b.low[step]);
-            _mm512_storeu_si512(bytes + 128 * step + 64, b.high[step]);
+            _mm512_storeu_si512(bytes + 128 * step, _mm512_add_epi8(b.low[step], add));
+            _mm512_storeu_si512(bytes + 128 * step + 64, _mm512_add_epi8(b.high[step], add));
         }
     }
 }
@@ -275,26 +322,49 @@ PE_INLINE __m512 load_as_float(const void* x, DType type, int64_t at) {
                        : load_bf16(static_cast<const uint16_t*>(x) + at);
 }
 
+float peak_of(const void* x, DType type, int64_t at, int64_t count) {
+    __m512 largest = _mm512_setzero_ps();
+    for (int64_t k = 0; k < count; k += 16)
+        largest = _mm512_max_ps(largest, _mm512_abs_ps(load_as_float(x, type, at + k)));
+    return _mm512_reduce_max_ps(largest);
+}
+
+PE_INLINE void store_steps(int8_t* to, __m512i q) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(q));
+}
+
 void quantize_block(const void* x, DType type, int64_t stride, Range rows, const QuantizedRows& to) {
     const int64_t group = to.inputs / to.groups;
     for (int64_t row = rows.begin; row < rows.end; ++row) {
-        int8_t* values = to.values + row * to.inputs;
+        int8_t *values = to.values + row * to.inputs, *rests = values + to.rest_of_values();
+        float *scales = to.scales + row * to.groups, *rest_scales = scales + to.rest_of_groups();
+        int32_t *minus_sums = to.minus_sums + row * to.groups, *minus_rests = minus_sums + to.rest_of_groups();
+        uint64_t* masks = to.rest_masks + row * to.mask_words();
+        for (int64_t word = 0; word < to.mask_words(); ++word) masks[word] = 0;
+        for (int64_t g = 0; g < to.groups; ++g) scales[g] = peak_of(x, type, row * stride + g * group, group);
+        const int64_t limit = outlier_bits(scales, to.groups);
         for (int64_t g = 0; g < to.groups; ++g) {
-            const int64_t start = g * group;
-            __m512 largest = _mm512_setzero_ps();
-            for (int64_t k = start; k < start + group; k += 16)
-                largest = _mm512_max_ps(largest, _mm512_abs_ps(load_as_float(x, type, row * stride + k)));
-            const float peak = _mm512_reduce_max_ps(largest);
-            const __m512 inverse = _mm512_set1_ps(peak > SMALLEST_PEAK ? 127.0f / peak : 0.0f);
-            __m512i sum = _mm512_setzero_si512();
-            for (int64_t k = start; k < start + group; k += 16) {
-                const __m512 scaled = _mm512_mul_ps(load_as_float(x, type, row * stride + k), inverse);
+            const float peak = scales[g], inverse = peak > SMALLEST_PEAK ? 127.0f / peak : 0.0f;
+            const bool has_rest = bits_of(peak) > limit && inverse > 0.0f;
+            __m512i sum = _mm512_setzero_si512(), rest_sum = _mm512_setzero_si512();
+            for (int64_t k = g * group; k < (g + 1) * group; k += 16) {
+                const __m512 scaled = _mm512_mul_ps(load_as_float(x, type, row * stride + k), _mm512_set1_ps(inverse));
                 const __m512i q = _mm512_cvtps_epi32(scaled);
                 sum = _mm512_add_epi32(sum, q);
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(values + k), _mm512_cvtsepi32_epi8(q));
+                store_steps(values + k, q);
+                __m512i rest = _mm512_setzero_si512();
+                if (has_rest) {
+                    const __m512 left = _mm512_sub_ps(scaled, _mm512_cvtepi32_ps(q));
+                    rest = _mm512_cvtps_epi32(_mm512_mul_ps(left, _mm512_set1_ps(REST_STEPS)));
+                    rest_sum = _mm512_add_epi32(rest_sum, rest);
+                }
+                store_steps(rests + k, rest);
             }
-            to.scales[row * to.groups + g] = peak / 127.0f;
-            to.minus_sums[row * to.groups + g] = -_mm512_reduce_add_epi32(sum);
+            scales[g] = peak / 127.0f;
+            minus_sums[g] = -_mm512_reduce_add_epi32(sum);
+            rest_scales[g] = has_rest ? scales[g] / REST_STEPS : 0.0f;
+            minus_rests[g] = has_rest ? -_mm512_reduce_add_epi32(rest_sum) : 0;
+            masks[g / 64] |= uint64_t{has_rest} << (g % 64);
         }
     }
 }

@@ -36,34 +36,52 @@ static inline void finish_row(const Epilogue& e, int64_t row, int64_t output, in
     }
 }
 
-static inline void unpack4_scalar(const uint8_t* panel, int64_t inputs, uint8_t* bytes) {
+static inline void unpack4_scalar(const uint8_t* panel, int64_t inputs, uint8_t offset, uint8_t* bytes) {
     for (int64_t k = 0; k < inputs; k += 8, panel += 128, bytes += 256) {
-        for (int64_t i = 0; i < 128; ++i) bytes[i] = panel[i] & 15;
-        for (int64_t i = 0; i < 128; ++i) bytes[128 + i] = panel[i] >> 4;
+        for (int64_t i = 0; i < 128; ++i) bytes[i] = static_cast<uint8_t>((panel[i] & 15) + offset);
+        for (int64_t i = 0; i < 128; ++i) bytes[128 + i] = static_cast<uint8_t>((panel[i] >> 4) + offset);
     }
+}
+
+static inline float to_step(float value) {
+    const float q = std::nearbyint(value);
+    return q > -127.0f ? (q < 127.0f ? q : 127.0f) : -127.0f;  // a NaN: -127
 }
 
 static inline void quantize_rows_scalar(const void* x, DType type, int64_t stride, Range rows,
                                         const QuantizedRows& to) {
     const int64_t group = to.inputs / to.groups;
     for (int64_t row = rows.begin; row < rows.end; ++row) {
-        int8_t* values = to.values + row * to.inputs;
+        int8_t *values = to.values + row * to.inputs, *rests = values + to.rest_of_values();
+        float *scales = to.scales + row * to.groups, *rest_scales = scales + to.rest_of_groups();
+        int32_t *minus_sums = to.minus_sums + row * to.groups, *minus_rests = minus_sums + to.rest_of_groups();
+        uint64_t* masks = to.rest_masks + row * to.mask_words();
+        for (int64_t word = 0; word < to.mask_words(); ++word) masks[word] = 0;
         for (int64_t g = 0; g < to.groups; ++g) {
-            const int64_t start = g * group;
             float peak = 0;
-            for (int64_t k = start; k < start + group; ++k) {
+            for (int64_t k = g * group; k < (g + 1) * group; ++k) {
                 const float size = std::fabs(element(x, type, row * stride + k));
                 peak = size > peak ? size : peak;
             }
-            const float inverse = peak > SMALLEST_PEAK ? 127.0f / peak : 0.0f;
-            int32_t sum = 0;
-            for (int64_t k = start; k < start + group; ++k) {
-                const float q = std::nearbyint(element(x, type, row * stride + k) * inverse);
-                values[k] = static_cast<int8_t>(q > -127.0f ? (q < 127.0f ? q : 127.0f) : -127.0f);  // a NaN: -127
+            scales[g] = peak;
+        }
+        const int64_t limit = outlier_bits(scales, to.groups);
+        for (int64_t g = 0; g < to.groups; ++g) {
+            const float peak = scales[g], inverse = peak > SMALLEST_PEAK ? 127.0f / peak : 0.0f;
+            const bool has_rest = bits_of(peak) > limit && inverse > 0.0f;
+            int32_t sum = 0, rest_sum = 0;
+            for (int64_t k = g * group; k < (g + 1) * group; ++k) {
+                const float scaled = element(x, type, row * stride + k) * inverse, q = to_step(scaled);
+                values[k] = static_cast<int8_t>(q);
+                rests[k] = has_rest ? static_cast<int8_t>(to_step((scaled - q) * REST_STEPS)) : int8_t{0};
                 sum += values[k];
+                rest_sum += rests[k];
             }
-            to.scales[row * to.groups + g] = peak / 127.0f;
-            to.minus_sums[row * to.groups + g] = -sum;
+            scales[g] = peak / 127.0f;
+            minus_sums[g] = -sum;
+            rest_scales[g] = has_rest ? scales[g] / REST_STEPS : 0.0f;
+            minus_rests[g] = -rest_sum;
+            masks[g / 64] |= uint64_t{has_rest} << (g % 64);
         }
     }
 }

@@ -132,6 +132,11 @@ void decode_row(int32_t type, const uint8_t* from, int64_t inputs, const Integer
     }
 }
 
+// To the nearest integer, ties to even, for |value| < 2^22: a function that SSE2 has no instruction for.
+float nearest(float value) { return (value + 12582912.0f) - 12582912.0f; }
+
+float clamp(float value, float low, float high) { return value < low ? low : value > high ? high : value; }
+
 // Rounds a value to the fp16 grid, away from zero where it is between: the largest weight still fits.
 float round_scale(float value) {
     uint16_t half = float_to_half(value);
@@ -142,29 +147,25 @@ float round_scale(float value) {
 // Symmetric: q in -limit .. limit, the group's largest weight at its end.
 void quantize_symmetric(const float* w, int64_t size, int limit, int8_t* q, float* scale) {
     float peak = 0;
-    for (int64_t k = 0; k < size; ++k) peak = std::fmax(peak, std::fabs(w[k]));
+    for (int64_t k = 0; k < size; ++k) peak = std::fabs(w[k]) > peak ? std::fabs(w[k]) : peak;
     *scale = round_scale(peak / static_cast<float>(limit));
     const float inverse = *scale > 0 ? 1.0f / *scale : 0.0f;
-    for (int64_t k = 0; k < size; ++k) {
-        const float value = std::nearbyint(w[k] * inverse);
-        q[k] = static_cast<int8_t>(std::fmin(std::fmax(value, static_cast<float>(-limit)), static_cast<float>(limit)));
-    }
+    const float most = static_cast<float>(limit);
+    for (int64_t k = 0; k < size; ++k) q[k] = static_cast<int8_t>(nearest(clamp(w[k] * inverse, -most, most)));
 }
 
 // With a min: q in 0 .. 15 between the group's smallest and largest weight.
 void quantize_with_min(const float* w, int64_t size, int8_t* q, float* scale, float* min) {
     float least = w[0], most = w[0];
     for (int64_t k = 1; k < size; ++k) {
-        least = std::fmin(least, w[k]);
-        most = std::fmax(most, w[k]);
+        least = w[k] < least ? w[k] : least;
+        most = w[k] > most ? w[k] : most;
     }
     *min = half_to_float(float_to_half(least));
     *scale = round_scale((most - *min) / 15.0f);
     const float inverse = *scale > 0 ? 1.0f / *scale : 0.0f;
-    for (int64_t k = 0; k < size; ++k) {
-        const float value = std::nearbyint((w[k] - *min) * inverse);
-        q[k] = static_cast<int8_t>(std::fmin(std::fmax(value, 0.0f), 15.0f));
-    }
+    for (int64_t k = 0; k < size; ++k)
+        q[k] = static_cast<int8_t>(nearest(clamp((w[k] - *min) * inverse, 0.0f, 15.0f)));
 }
 
 void quantize_row(const PackedMatrix& matrix, const float* w, const IntegerRow& to) {
@@ -192,14 +193,15 @@ void place_row(const PackedMatrix& to, int64_t output, const IntegerRow& row, in
         for (int64_t k = 0; k < to.inputs; ++k) lowest = row.q[k] < lowest ? row.q[k] : lowest;
     }
     const int shift = lowest < 0 ? 8 : 0;
-    for (int64_t k = 0; k < to.inputs; ++k) {
-        const uint8_t byte = static_cast<uint8_t>(row.q[k] + offset + shift);
-        if (to.format == WEIGHT_INT8) {
-            values[(k / 4 * PANEL + lane) * 4 + k % 4] = byte;
-        } else {
-            uint8_t& pair = values[(k / 8 * PANEL + lane) * 4 + k % 4];
-            pair = static_cast<uint8_t>(k / 4 % 2 ? (pair & 0x0f) | byte << 4 : (pair & 0xf0) | (byte & 15));
-        }
+    const int add = offset + shift;
+    uint8_t* at = values + 4 * lane;
+    if (to.format == WEIGHT_INT8) {
+        for (int64_t k = 0; k < to.inputs; k += 4, at += 4 * PANEL)
+            for (int i = 0; i < 4; ++i) at[i] = static_cast<uint8_t>(row.q[k + i] + add);
+    } else {
+        for (int64_t k = 0; k < to.inputs; k += 8, at += 4 * PANEL)
+            for (int i = 0; i < 4; ++i)
+                at[i] = static_cast<uint8_t>(((row.q[k + i] + add) & 15) | (row.q[k + 4 + i] + add) << 4);
     }
     const int64_t size = to.channel_scales ? to.inputs : to.group;
     for (int64_t group = 0; group < to.scale_rows(); ++group) {
@@ -209,17 +211,24 @@ void place_row(const PackedMatrix& to, int64_t output, const IntegerRow& row, in
     }
 }
 
-float read_float(const void* from, int32_t type, int64_t at) {
-    if (type == F32) return static_cast<const float*>(from)[at];
-    if (type == BF16) return to_float(static_cast<const bf16*>(from)[at]);
-    return half_to_float(static_cast<const uint16_t*>(from)[at]);
+void read_floats(const void* from, int32_t type, int64_t start, int64_t count, float* to) {
+    switch (type) {  // a loop each, so that each is vectorised
+        case F32: std::memcpy(to, static_cast<const float*>(from) + start, static_cast<size_t>(count) * sizeof *to); break;
+        case BF16:
+            for (int64_t k = 0; k < count; ++k) to[k] = to_float(static_cast<const bf16*>(from)[start + k]);
+            break;
+        default:
+            for (int64_t k = 0; k < count; ++k) to[k] = half_to_float(static_cast<const uint16_t*>(from)[start + k]);
+    }
 }
 
-void place_bf16_row(const PackedMatrix& to, int64_t output, const void* from, int32_t type, int64_t start) {
+void place_bf16_row(const PackedMatrix& to, int64_t output, const float* row) {
     bf16* values = reinterpret_cast<bf16*>(to.values + output / PANEL * to.panel_bytes());
     const int64_t lane = output % PANEL;
-    for (int64_t k = 0; k < to.inputs; ++k)
-        values[(k / 2 * PANEL + lane) * 2 + k % 2] = to_bf16(read_float(from, type, start + k));
+    for (int64_t k = 0; k < to.inputs; k += 2) {
+        values[(k / 2 * PANEL + lane) * 2] = to_bf16(row[k]);
+        values[(k / 2 * PANEL + lane) * 2 + 1] = to_bf16(row[k + 1]);
+    }
 }
 
 }  // namespace
@@ -235,11 +244,11 @@ PE_EXPORT void pe_pack_floats(const pe::PackedMatrix* to, const void* from, int3
     float* wide = reinterpret_cast<float*>(memory);
     const IntegerRow row = IntegerRow::in(memory + 4 * inputs, inputs);
     for (int64_t i = 0; i < num_rows; ++i) {
+        read_floats(from, type, i * inputs, inputs, wide);
         if (to->format == WEIGHT_BF16) {
-            place_bf16_row(*to, outputs[i], from, type, i * inputs);
+            place_bf16_row(*to, outputs[i], wide);
             continue;
         }
-        for (int64_t k = 0; k < inputs; ++k) wide[k] = read_float(from, type, i * inputs + k);
         quantize_row(*to, wide, row);
         place_row(*to, outputs[i], row, native);
     }

@@ -155,7 +155,7 @@ class Pool {
                 seen = next_unit_.load(std::memory_order_acquire);
                 continue;
             }
-            const uint32_t even = (units - next) / (2 * static_cast<uint32_t>(num_threads));
+            const uint32_t even = (units - next) / static_cast<uint32_t>(num_threads);
             const uint32_t take = even > 1 ? even : 1;
             if (!next_unit_.compare_exchange_weak(seen, seen + take, std::memory_order_acq_rel)) continue;
             body(context, Range{next, next + take});

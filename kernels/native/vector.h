@@ -19,6 +19,13 @@
 
 #define PE_ALWAYS_INLINE inline __attribute__((always_inline))
 
+// Makes the compiler hold on to what it has loaded.
+#if defined(__x86_64__)
+#define PE_KEEP_IN_REGISTER(vector) asm("" : "+v"(vector))
+#else
+#define PE_KEEP_IN_REGISTER(vector) asm("" : "+w"(vector))
+#endif
+
 namespace pe {
 namespace {
 
@@ -182,40 +189,6 @@ PE_ALWAYS_INLINE f32v exp2_in_range(f32v x) {
 
 // 2^x for x <= 127; what is below 2^-126 becomes 2^-126.
 PE_ALWAYS_INLINE f32v exp2_clamped(f32v x) { return exp2_in_range(max(splat(-126.0f), x)); }
-
-// Transposes LANES x LANES lanes of 32 bits in place, by log2(LANES) perfect shuffles of the rows' lanes.
-template <int... I>
-struct Indices {};
-template <int N, int... I>
-struct MakeIndices : MakeIndices<N - 1, N - 1, I...> {};
-template <int... I>
-struct MakeIndices<0, I...> {
-    using type = Indices<I...>;
-};
-
-template <int... I>
-PE_ALWAYS_INLINE u32v interleave_low(u32v a, u32v b, Indices<I...>) {
-    return __builtin_shufflevector(a, b, (I / 2 + (I % 2) * LANES)...);
-}
-template <int... I>
-PE_ALWAYS_INLINE u32v interleave_high(u32v a, u32v b, Indices<I...>) {
-    return __builtin_shufflevector(a, b, (LANES / 2 + I / 2 + (I % 2) * LANES)...);
-}
-
-PE_ALWAYS_INLINE void transpose(u32v (&rows)[LANES]) {
-    using Lanes = typename MakeIndices<LANES>::type;
-    u32v next[LANES];
-#pragma GCC unroll 4
-    for (int width = 1; width < LANES; width *= 2) {
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES / 2; ++i) {
-            next[2 * i] = interleave_low(rows[i], rows[i + LANES / 2], Lanes{});
-            next[2 * i + 1] = interleave_high(rows[i], rows[i + LANES / 2], Lanes{});
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; ++i) rows[i] = next[i];
-    }
-}
 
 }  // namespace
 }  // namespace pe

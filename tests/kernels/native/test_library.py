@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
+import subprocess
 
 import pytest
 
@@ -28,6 +30,17 @@ def test_library_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch, ca
         assert len([record for record in caplog.records if "several times slower" in record.message]) == 1
     finally:
         library._open.cache_clear()
+
+
+@pytest.mark.skipif(shutil.which("nm") is None or shutil.which("c++") is None, reason="no nm or no C++ compiler")
+def test_units_for_an_instruction_set_define_no_function_that_others_might_be_linked_to() -> None:
+    units = [unit for unit in build._units() if build._isa_flags(unit)]
+    objects = [build._compile(build._find_compiler(), unit) for unit in units]
+    for path in objects:
+        symbols = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout.splitlines()
+        kinds = {line[17:18]: line for line in symbols}
+        assert "T" in kinds or "D" in kinds or "R" in kinds  # the format is the one read here
+        assert [kinds[kind] for kind in "WVuw" if kind in kinds] == []
 
 
 def test_other_devices_have_no_native_kernels() -> None:
