@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from procengine.executor import ForwardBatch
-from procengine.kernels.decoder.native import Decoder, PagedTensors
+from procengine.kernels.decoder.native import BoundDecoder, Decoder
 from procengine.kernels.native import library
 from procengine.kv_tensors import KVTensors
 
 __all__ = ["NativeExecutor", "NativeModel"]
+
+_ENCODE_BLOCK_SIZE = 64  # tokens
 
 
 class NativeModel:
@@ -30,21 +32,24 @@ class NativeModel:
         }
 
     def open(self, cache: KVTensors) -> NativeExecutor:
-        return NativeExecutor(self._decoder, PagedTensors(cache.keys, cache.values, cache.block_size))
+        return NativeExecutor(self._decoder, self._decoder.bind(cache.keys, cache.values))
 
     def encode(self, input_ids: Tensor, positions: Tensor, query_start_loc: Tensor, max_query_len: int) -> Tensor:
-        """All layers share one piece of memory, for what a layer wrote is of no use to the next. In it a sequence is a
-        block without end, whose number is that of its first token."""
+        """Each sequence has blocks of its own, one behind the other. All layers use the same ones, for what a layer
+        wrote is of no use to the next."""
         sizes = self._decoder.sizes
-        shape = (input_ids.shape[0], 1, sizes.num_kv_heads, sizes.head_dim)
+        lengths = query_start_loc.diff()
+        num_blocks = (lengths + _ENCODE_BLOCK_SIZE - 1) // _ENCODE_BLOCK_SIZE
+        first_blocks = num_blocks.cumsum(0, dtype=torch.int32) - num_blocks
+        most = -(-max_query_len // _ENCODE_BLOCK_SIZE)
+        shape = (int(num_blocks.sum()), _ENCODE_BLOCK_SIZE, sizes.num_kv_heads, sizes.head_dim)
         keys, values = (torch.empty(shape, dtype=self._kv_dtype) for _ in range(2))
-        packed = PagedTensors([keys] * self._num_layers, [values] * self._num_layers, PagedTensors.ENDLESS)
-        return self._decoder.bind(packed).forward(
+        return self._decoder.bind([keys] * self._num_layers, [values] * self._num_layers).forward(
             input_ids,
             query_start_loc,
-            query_start_loc.diff(),
-            torch.arange(query_start_loc.shape[0] - 1),
-            query_start_loc[:-1].unsqueeze(1),
+            lengths,
+            torch.arange(lengths.shape[0]),
+            first_blocks[:, None] + torch.arange(most, dtype=torch.int32),
             max_query_len,
             None,
         )
@@ -53,9 +58,9 @@ class NativeModel:
 class NativeExecutor:
     """An Executor in one call."""
 
-    def __init__(self, decoder: Decoder, cache: PagedTensors) -> None:
+    def __init__(self, decoder: Decoder, bound: BoundDecoder) -> None:
         self._decoder = decoder
-        self._bound = decoder.bind(cache)
+        self._bound = bound
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         return self._bound.forward(

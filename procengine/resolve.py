@@ -247,7 +247,7 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
         return f"they are for the cpu, and device is {device}"
     if args.dtype not in ("auto", "bfloat16"):
         return f"they compute in bfloat16, and dtype is {args.dtype}"
-    return why_decoder_cannot(decoder_sizes(model)) or library.why_not("cpu")
+    return why_decoder_cannot(decoder_sizes(model), args.block_size) or library.why_not("cpu")
 
 
 def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernels) -> DType:

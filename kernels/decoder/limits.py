@@ -30,8 +30,8 @@ class DecoderSizes:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
 
-def why_not(sizes: DecoderSizes) -> str | None:
-    """Why this model cannot run natively; None where it can."""
+def why_not(sizes: DecoderSizes, block_size: int) -> str | None:
+    """Why this model cannot run natively, over a cache of such blocks; None where it can."""
     for name, value in (
         ("hidden_size", sizes.hidden_size),
         ("intermediate_size", sizes.intermediate_size),
@@ -39,6 +39,8 @@ def why_not(sizes: DecoderSizes) -> str | None:
     ):
         if value % 32:
             return f"{name} must be a multiple of 32, not {value}"
+    if block_size % 2:
+        return f"block_size must be even, not {block_size}"
     if sizes.head_dim % 2 or sizes.head_dim > _MAX_HEAD_DIM:
         return f"head_dim must be even and at most {_MAX_HEAD_DIM}, not {sizes.head_dim}"
     if sizes.num_heads % sizes.num_kv_heads or sizes.num_heads // sizes.num_kv_heads > _MAX_GROUP:

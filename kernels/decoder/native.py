@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from procengine.kernels.decoder.limits import DecoderSizes, why_not
 from procengine.kernels.linear.packed import PackedMatrix
 from procengine.kernels.native import library
 
-__all__ = ["BoundDecoder", "Decoder", "DecoderLayer", "PagedTensors"]
+__all__ = ["BoundDecoder", "Decoder", "DecoderLayer"]
 
 _ALIGNMENT = 64
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -42,21 +42,6 @@ class DecoderLayer:
     gate_up_bias: Tensor | None  # in the same order
     down: PackedMatrix  # [hidden, I]
     down_bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class PagedTensors:
-    """Keys and values of all layers, each [blocks, tokens of a block, Hkv, D] with the same strides.
-
-    With `block_size` ENDLESS they are packed sequences, [tokens, 1, Hkv, D]: a block begins at each token, and goes on
-    with the next.
-    """
-
-    ENDLESS: ClassVar[int] = 1 << 30
-
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
-    block_size: int  # tokens
 
 
 class _Layer(ctypes.Structure):
@@ -88,7 +73,7 @@ class _Step(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input_ids", "query_start_loc", "seq_lens", "table_rows")),
         *((name, ctypes.c_void_p) for name in ("block_tables", "keys", "values", "wanted", "hidden", "arena")),
-        *((name, ctypes.c_int64) for name in ("table_stride", "block_stride", "token_stride", "head_stride")),
+        ("table_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("num_rows", "num_tokens", "num_wanted", "max_seq_len")),
         *((name, ctypes.c_int32) for name in ("block_size", "kv_dtype")),
     )
@@ -121,7 +106,7 @@ class Decoder:
         sin: Tensor,
     ) -> None:
         """embedding, head: [V, hidden], and may be one; cos, sin: float32 [positions, D / 2]."""
-        reason = why_not(sizes)
+        reason = why_not(sizes, 2)
         if reason is not None:
             raise ConfigError(f"the native decoder cannot run this model: {reason}")
         self.sizes = sizes
@@ -150,14 +135,15 @@ class Decoder:
         self._functions = _functions()
         self._arena, self._head_scratch = _Scratch(), _Scratch()
 
-    def bind(self, cache: PagedTensors) -> BoundDecoder:
-        """The forward pass over `cache`."""
-        return BoundDecoder(self, cache)
+    def bind(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> BoundDecoder:
+        """The forward pass over a paged cache: of each layer [num_blocks, block_size, Hkv, D], contiguous, float32 or
+        bfloat16. The order of elements in a block is the kernels' own."""
+        return BoundDecoder(self, keys, values)
 
     def run(self, step: _Step) -> None:
         """The C function, in an arena that is large enough."""
         model = ctypes.addressof(self._model)
-        step.arena = self._arena.at_least(self._functions.arena(model, step.num_tokens))
+        step.arena = self._arena.at_least(self._functions.arena(model, ctypes.addressof(step)))
         self._functions.forward(model, ctypes.addressof(step))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -187,23 +173,24 @@ class Decoder:
 class BoundDecoder:
     """A decoder's forward pass over one paged cache."""
 
-    def __init__(self, decoder: Decoder, cache: PagedTensors) -> None:
-        first = cache.keys[0]
-        for tensor in (*cache.keys, *cache.values):
-            assert (tensor.dtype, tensor.stride()) == (first.dtype, first.stride())
-        assert first.dtype in _DTYPES
-        assert first.stride(3) == 1
+    def __init__(self, decoder: Decoder, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        first = keys[0]
+        block_size, (num_kv_heads, head_dim) = first.shape[1], first.shape[2:]
+        reason = why_not(decoder.sizes, block_size)
+        if reason is not None:
+            raise ConfigError(f"the native decoder cannot use this cache: {reason}")
+        assert (num_kv_heads, head_dim) == (decoder.sizes.num_kv_heads, decoder.sizes.head_dim)
+        for tensor in (*keys, *values):
+            assert (tensor.dtype, tensor.shape) == (first.dtype, first.shape)
+            assert tensor.is_contiguous()
         self._decoder = decoder
-        self._cache = cache
-        self._keys = (ctypes.c_void_p * len(cache.keys))(*(tensor.data_ptr() for tensor in cache.keys))
-        self._values = (ctypes.c_void_p * len(cache.values))(*(tensor.data_ptr() for tensor in cache.values))
+        self._kept = (keys, values)  # what the pointers point to
+        self._keys = (ctypes.c_void_p * len(keys))(*(tensor.data_ptr() for tensor in keys))
+        self._values = (ctypes.c_void_p * len(values))(*(tensor.data_ptr() for tensor in values))
         self._step = _Step(
             keys=ctypes.addressof(self._keys),
             values=ctypes.addressof(self._values),
-            block_stride=first.stride(0),
-            token_stride=first.stride(0 if cache.block_size == PagedTensors.ENDLESS else 1),
-            head_stride=first.stride(2),
-            block_size=cache.block_size,
+            block_size=block_size,
             kv_dtype=_DTYPES[first.dtype],
         )
 
@@ -291,7 +278,7 @@ class _Functions:
 def _functions() -> _Functions:
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     return _Functions(
-        library.native_function("pe_llama_arena", integer, pointer, integer),
+        library.native_function("pe_llama_arena", integer, pointer, pointer),
         library.native_function("pe_llama_forward", None, pointer, pointer),
         library.native_function("pe_llama_head_bytes", integer, pointer, integer),
         library.native_function("pe_llama_logits", None, pointer, pointer, integer, pointer, pointer),

@@ -55,15 +55,12 @@ struct LlamaStep {
     const int32_t* seq_lens;         // [R], this step's tokens included
     const int64_t* table_rows;       // [R], which row of block_tables is whose
     const int32_t* block_tables;
-    void* const* keys;               // of each layer; position p of a head lies as in AttentionArgs
+    void* const* keys;               // of each layer, in the layout of kv_cache.h
     void* const* values;
     const int64_t* wanted;           // [num_wanted], ascending: tokens whose hidden states are asked for; null: all
     float* hidden;                   // [num_wanted, hidden], after the final norm
-    void* arena;                     // llama_arena() bytes, aligned to 64
+    void* arena;                     // pe_llama_arena() bytes, aligned to 64
     int64_t table_stride;
-    int64_t block_stride;            // of keys and values, in elements
-    int64_t token_stride;
-    int64_t head_stride;
     int32_t num_rows;
     int32_t num_tokens;
     int32_t num_wanted;

@@ -1,7 +1,0 @@
-#include "llama_rows_kernel.h"
-
-namespace pe {
-
-const RowKernels rows_avx512 = {rms_norm, turn_and_keep, narrow, largest};
-
-}  // namespace pe
