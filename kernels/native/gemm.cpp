@@ -36,7 +36,7 @@ IntPanel int_panel(const PackedMatrix& w, int64_t index) {
 void int_part(const KernelSet& set, const PackedMatrix& w, const QuantizedRows& x, Range rows, int64_t index,
               const Epilogue& e, NextPanel next) {
     IntPanel panel = int_panel(w, index);
-    if (panel.packed4 && rows.size() >= set.unpack4_from_rows) {
+    if (panel.packed4 && (w.group != set.packed4_group || rows.size() >= set.unpack4_from_rows)) {
         uint8_t* bytes = thread_scratch(PANEL * w.inputs);
         set.unpack4(panel.values, w.inputs, w.mins ? 128 : 120, bytes);
         panel.values = bytes;

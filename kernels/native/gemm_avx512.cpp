@@ -9,6 +9,7 @@ namespace {
 
 constexpr int INT_ROWS = 6;    // accumulators: 2 x 6 integer, 2 x 6 float
 constexpr int BF16_ROWS = 12;  // accumulators: 2 x 12
+constexpr int USUAL_GROUP = 32;
 constexpr int64_t LINE = 64;
 
 PE_INLINE __m512 load_half(const uint16_t* from) {
@@ -291,13 +292,12 @@ void int_block_of(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t
 
 void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
                const Epilogue& e, NextPanel next) {
-    constexpr int USUAL = 32;
-    if (w.group == USUAL) {
-        w.packed4 ? int_block_of<USUAL, true>(w, x, rows, output, outputs, e, next)
-                  : int_block_of<USUAL, false>(w, x, rows, output, outputs, e, next);
+    if (w.packed4) {
+        int_block_of<USUAL_GROUP, true>(w, x, rows, output, outputs, e, next);
+    } else if (w.group == USUAL_GROUP) {
+        int_block_of<USUAL_GROUP, false>(w, x, rows, output, outputs, e, next);
     } else {
-        w.packed4 ? int_block_of<0, true>(w, x, rows, output, outputs, e, next)
-                  : int_block_of<0, false>(w, x, rows, output, outputs, e, next);
+        int_block_of<0, false>(w, x, rows, output, outputs, e, next);
     }
 }
 
@@ -371,6 +371,6 @@ void quantize_block(const void* x, DType type, int64_t stride, Range rows, const
 
 }  // namespace
 
-const KernelSet kernels_avx512{int_block, bf16_block, unpack4, 2 * INT_ROWS, quantize_block};
+const KernelSet kernels_avx512{int_block, bf16_block, unpack4, USUAL_GROUP, 2 * INT_ROWS, quantize_block};
 
 }  // namespace pe
