@@ -89,11 +89,9 @@ void prepare_rows(const PackedMatrix& w, const void* x, DType type, int64_t stri
         return;
     }
     if (type == BF16) return;
-    bf16* narrow = const_cast<bf16*>(to.rows);
-    for (int64_t row = rows.begin; row < rows.end; ++row) {
-        const float* from = static_cast<const float*>(x) + row * stride;
-        for (int64_t k = 0; k < w.inputs; ++k) narrow[row * to.stride + k] = to_bf16(from[k]);
-    }
+    const KernelSet& set = kernels();
+    for (int64_t row = rows.begin; row < rows.end; ++row)
+        set.narrow(static_cast<const float*>(x) + row * stride, w.inputs, const_cast<bf16*>(to.rows) + row * to.stride);
 }
 
 Activations linear(Phases& phases, const PackedMatrix& w, const void* x, DType type, int64_t stride, int64_t num_rows,

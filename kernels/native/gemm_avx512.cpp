@@ -317,6 +317,11 @@ void unpack4(const uint8_t* panel, int64_t inputs, uint8_t offset, uint8_t* byte
     }
 }
 
+void narrow(const float* from, int64_t count, bf16* to) {
+    for (int64_t i = 0; i < count; i += 16)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+}
+
 PE_INLINE __m512 load_as_float(const void* x, DType type, int64_t at) {
     return type == F32 ? _mm512_loadu_ps(static_cast<const float*>(x) + at)
                        : load_bf16(static_cast<const uint16_t*>(x) + at);
@@ -371,6 +376,6 @@ void quantize_block(const void* x, DType type, int64_t stride, Range rows, const
 
 }  // namespace
 
-const KernelSet kernels_avx512{int_block, bf16_block, unpack4, USUAL_GROUP, 2 * INT_ROWS, quantize_block};
+const KernelSet kernels_avx512{int_block, bf16_block, unpack4, USUAL_GROUP, 2 * INT_ROWS, narrow, quantize_block};
 
 }  // namespace pe

@@ -35,6 +35,8 @@ struct KernelSet {
     // `int_block` takes `packed4` for groups of this size alone, and for fewer rows than where spreading pays.
     int32_t packed4_group;
     int64_t unpack4_from_rows;
+    // Rounds `count` floats, a multiple of 32.
+    void (*narrow)(const float* from, int64_t count, bf16* to);
     void (*quantize_rows)(const void* x, DType type, int64_t stride, Range rows, const QuantizedRows& to);
 };
 
