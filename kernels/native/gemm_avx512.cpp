@@ -97,10 +97,12 @@ struct Prefetch {
     int64_t step_bytes;  // how far to go on for each step of the loop, all tiles together covering the panel
     int lines;           // what to ask for in each step
 
+    static constexpr int64_t MOST_TILES = 8;  // with more of them, the wait in the first is too little to matter
+
     static Prefetch part(NextPanel next, int64_t loop_steps, int64_t tile, int64_t tiles) {
         const int64_t tile_bytes = next.bytes / tiles, step_bytes = tile_bytes / loop_steps;
         return {reinterpret_cast<const char*>(next.at) + tile * tile_bytes, step_bytes,
-                next.at ? static_cast<int>((step_bytes + LINE - 1) / LINE) : 0};
+                next.at && tiles <= MOST_TILES ? static_cast<int>((step_bytes + LINE - 1) / LINE) : 0};
     }
 
     void step() {
@@ -218,13 +220,16 @@ void bf16_tile(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_st
     for (int r = 0; r < ROWS; ++r) a[r] = x + (row + r) * x_stride;
     __m512 y[ROWS][2];
     for (int r = 0; r < ROWS; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < inputs; k += 2, panel += 128) {
+    for (int64_t k = 0; k < inputs; k += 8) {
         prefetch.step();
-        const __m512bh low = (__m512bh)_mm512_loadu_si512(panel), high = (__m512bh)_mm512_loadu_si512(panel + 64);
-        for (int r = 0; r < ROWS; ++r) {
-            const __m512bh pair = (__m512bh)broadcast4(a[r] + k);
-            y[r][0] = _mm512_dpbf16_ps(y[r][0], low, pair);
-            y[r][1] = _mm512_dpbf16_ps(y[r][1], high, pair);
+#pragma GCC unroll 4
+        for (int pair = 0; pair < 4; ++pair, panel += 2 * LINE) {
+            const __m512bh low = (__m512bh)_mm512_loadu_si512(panel), high = (__m512bh)_mm512_loadu_si512(panel + LINE);
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512bh two = (__m512bh)broadcast4(a[r] + k + 2 * pair);
+                y[r][0] = _mm512_dpbf16_ps(y[r][0], low, two);
+                y[r][1] = _mm512_dpbf16_ps(y[r][1], high, two);
+            }
         }
     }
     for (int r = 0; r < ROWS; ++r) finish(e, row + r, output, outputs, y[r][0], y[r][1]);
@@ -274,7 +279,7 @@ struct Bf16Tile {
     template <int ROWS>
     void run(int64_t row, int64_t index, int64_t count) const {
         bf16_tile<ROWS>(panel, inputs, x, x_stride, row, output, outputs, epilogue,
-                        Prefetch::part(next, inputs / 2, index, count));
+                        Prefetch::part(next, inputs / 8, index, count));
     }
 };
 
