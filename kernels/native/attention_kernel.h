@@ -78,6 +78,12 @@ PE_ALWAYS_INLINE u32v load_units(const uint32_t* from) {
     return v;
 }
 
+// Loaded once, and not again for every row.
+PE_ALWAYS_INLINE u32v kept(u32v units) {
+    PE_KEEP_IN_REGISTER(units);
+    return units;
+}
+
 // c[r][v] = c[r][v] * factors[r] (0 without factors) + sum over k < depth of a[r][k] x right(k, v), where c[r][v] is the
 // v-th vector of row r and right(k, v) one of units.
 template <typename Unit, int NUM_ROWS, int NUM_VECTORS, typename Right>
@@ -90,17 +96,19 @@ PE_ALWAYS_INLINE void multiply(const float* a, int64_t a_stride, int64_t depth, 
         for (int v = 0; v < NUM_VECTORS; ++v)
             sums[r][v] = factors == nullptr ? f32v{} : load(c + r * c_stride + v * LANES) * factors[r];
     for (int64_t k = 0; k < depth; ++k) {
-        u32v b[NUM_VECTORS];
-#pragma GCC unroll 4
-        for (int v = 0; v < NUM_VECTORS; ++v) {
-            b[v] = right(k, v);
-            PE_KEEP_IN_REGISTER(b[v]);  // else it is loaded again for every row
-        }
+        // Variables, not an array, which the compiler would keep in memory.
+        const u32v b0 = kept(right(k, 0));
+        const u32v b1 = NUM_VECTORS > 1 ? kept(right(k, 1)) : b0;
+        const u32v b2 = NUM_VECTORS > 2 ? kept(right(k, 2)) : b0;
+        const u32v b3 = NUM_VECTORS > 3 ? kept(right(k, 3)) : b0;
 #pragma GCC unroll 8
-        for (int r = 0; r < NUM_ROWS; ++r)
-#pragma GCC unroll 4
-            for (int v = 0; v < NUM_VECTORS; ++v)
-                sums[r][v] = Unit::dot(sums[r][v], a + r * a_stride + k * Unit::PACKED, b[v]);
+        for (int r = 0; r < NUM_ROWS; ++r) {
+            const float* const left = a + r * a_stride + k * Unit::PACKED;
+            sums[r][0] = Unit::dot(sums[r][0], left, b0);
+            if constexpr (NUM_VECTORS > 1) sums[r][1] = Unit::dot(sums[r][1], left, b1);
+            if constexpr (NUM_VECTORS > 2) sums[r][2] = Unit::dot(sums[r][2], left, b2);
+            if constexpr (NUM_VECTORS > 3) sums[r][3] = Unit::dot(sums[r][3], left, b3);
+        }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < NUM_ROWS; ++r)
@@ -481,35 +489,40 @@ class ItemWorker {
 
     // One row's softmax step over scores begin .. end, of which it sees those from `first` to `last`: fills in its
     // probabilities, adds them to the sums, and returns what the weighted values of before are to be multiplied by.
-    PE_ALWAYS_INLINE float take_scores(float* scores, float* probabilities, int64_t begin, int64_t end, int64_t first,
-                                       int64_t last, float& highest, float* sums) {
-        const int64_t whole_end = round_up(end, LANES);
-        if (first >= end || last <= begin) {
-            for (int64_t i = begin; i < whole_end; i += LANES) Unit::pack(probabilities, i, f32v{}, LANES);
-            return 1.0f;
+    PE_ALWAYS_INLINE float take_scores(const float* scores, float* probabilities, int64_t begin, int64_t end,
+                                       int64_t first, int64_t last, float& highest, float* sums) const {
+        end = round_up(end, LANES);
+        if (first <= begin && end <= last)
+            return take_seen(scores, probabilities, begin, end, [](int64_t, f32v v, float) { return v; }, highest, sums);
+        if (first < end && begin < last) {
+            const i32v from = splat_int(static_cast<int32_t>(most(first, 0)));
+            const i32v to = splat_int(static_cast<int32_t>(least(last, TILE)));
+            const auto masked = [&](int64_t i, f32v v, float otherwise) {
+                const i32v at = lane_index() + splat_int(static_cast<int32_t>(i));
+                return (at >= from) & (at < to) ? v : splat(otherwise);
+            };
+            return take_seen(scores, probabilities, begin, end, masked, highest, sums);
         }
-        const auto is_seen = [&](int64_t i) {
-            const i32v at = lane_index() + splat_int(static_cast<int32_t>(i));
-            return (at >= static_cast<int32_t>(most(first, 0))) & (at < static_cast<int32_t>(least(last, end)));
-        };
-        const int64_t clear_begin = most(first, begin), clear_end = least(last, end);
+        for (int64_t i = begin; i < end; i += LANES) Unit::pack(probabilities, i, f32v{}, LANES);
+        return 1.0f;
+    }
+
+    // masked(i, values, otherwise): the values that belong to scores i .. where the row sees them.
+    template <typename Masked>
+    PE_ALWAYS_INLINE float take_seen(const float* scores, float* probabilities, int64_t begin, int64_t end,
+                                     const Masked& masked, float& highest, float* sums) const {
         f32v top = splat(highest);
-        for (int64_t i = begin; i < whole_end; i += LANES) {
-            f32v s = load(scores + i);
-            if (i < clear_begin || i + LANES > clear_end) s = is_seen(i) ? s : splat(NOTHING);
-            top = max(top, s);
-        }
-        const float before = highest;
-        highest = reduce_max(top);
-        const f32v offset = splat(-highest * scale_), scale = splat(scale_);
+        for (int64_t i = begin; i < end; i += LANES) top = max(top, masked(i, load(scores + i), NOTHING));
+        const float before = highest, now = reduce_max(top);
+        highest = now;
+        const f32v scale = splat(scale_), offset = splat(-now * scale_);
         f32v sum = {};
-        for (int64_t i = begin; i < whole_end; i += LANES) {
-            f32v p = exp2_clamped(fma(load(scores + i), scale, offset));
-            if (i < clear_begin || i + LANES > clear_end) p = is_seen(i) ? p : f32v{};
+        for (int64_t i = begin; i < end; i += LANES) {
+            const f32v p = masked(i, exp2_clamped(fma(load(scores + i), scale, offset)), 0.0f);
             sum += p;
             Unit::pack(probabilities, i, p, LANES);
         }
-        const f32v factor = exp2_clamped(splat((before - highest) * scale_));
+        const f32v factor = exp2_clamped(splat((before - now) * scale_));
         store(sums, fma(load(sums), factor, sum));
         return factor[0];
     }

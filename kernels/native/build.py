@@ -50,7 +50,8 @@ class BuildError(RuntimeError):
 def source_id() -> str:
     """What identifies the sources, 16 hexadecimal digits. The library holds that of the sources it was built from."""
     digest = hashlib.sha256()
-    for path in sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h"), Path(__file__)]):
+    sources = [*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h"), FOLDER / "build.py"]
+    for path in sorted(sources, key=lambda path: path.name):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 

@@ -36,7 +36,7 @@ IntPanel int_panel(const PackedMatrix& w, int64_t index) {
 void int_part(const KernelSet& set, const PackedMatrix& w, const QuantizedRows& x, Range rows, int64_t index,
               const Epilogue& e, NextPanel next) {
     IntPanel panel = int_panel(w, index);
-    if (panel.packed4 && rows.size() >= set.unpack4_from_rows) {
+    if (panel.packed4 && (w.group != set.packed4_group || rows.size() >= set.unpack4_from_rows)) {
         uint8_t* bytes = thread_scratch(PANEL * w.inputs);
         set.unpack4(panel.values, w.inputs, w.mins ? 128 : 120, bytes);
         panel.values = bytes;
@@ -89,11 +89,9 @@ void prepare_rows(const PackedMatrix& w, const void* x, DType type, int64_t stri
         return;
     }
     if (type == BF16) return;
-    bf16* narrow = const_cast<bf16*>(to.rows);
-    for (int64_t row = rows.begin; row < rows.end; ++row) {
-        const float* from = static_cast<const float*>(x) + row * stride;
-        for (int64_t k = 0; k < w.inputs; ++k) narrow[row * to.stride + k] = to_bf16(from[k]);
-    }
+    const KernelSet& set = kernels();
+    for (int64_t row = rows.begin; row < rows.end; ++row)
+        set.narrow(static_cast<const float*>(x) + row * stride, w.inputs, const_cast<bf16*>(to.rows) + row * to.stride);
 }
 
 Activations linear(Phases& phases, const PackedMatrix& w, const void* x, DType type, int64_t stride, int64_t num_rows,

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int INT_ROWS = 6;    // accumulators: 2 x 6 integer, 2 x 6 float
 constexpr int BF16_ROWS = 12;  // accumulators: 2 x 12
+constexpr int USUAL_GROUP = 32;
 constexpr int64_t LINE = 64;
 
 PE_INLINE __m512 load_half(const uint16_t* from) {
@@ -96,10 +97,12 @@ struct Prefetch {
     int64_t step_bytes;  // how far to go on for each step of the loop, all tiles together covering the panel
     int lines;           // what to ask for in each step
 
+    static constexpr int64_t MOST_TILES = 8;  // with more of them, the wait in the first is too little to matter
+
     static Prefetch part(NextPanel next, int64_t loop_steps, int64_t tile, int64_t tiles) {
         const int64_t tile_bytes = next.bytes / tiles, step_bytes = tile_bytes / loop_steps;
         return {reinterpret_cast<const char*>(next.at) + tile * tile_bytes, step_bytes,
-                next.at ? static_cast<int>((step_bytes + LINE - 1) / LINE) : 0};
+                next.at && tiles <= MOST_TILES ? static_cast<int>((step_bytes + LINE - 1) / LINE) : 0};
     }
 
     void step() {
@@ -217,13 +220,16 @@ void bf16_tile(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_st
     for (int r = 0; r < ROWS; ++r) a[r] = x + (row + r) * x_stride;
     __m512 y[ROWS][2];
     for (int r = 0; r < ROWS; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < inputs; k += 2, panel += 128) {
+    for (int64_t k = 0; k < inputs; k += 8) {
         prefetch.step();
-        const __m512bh low = (__m512bh)_mm512_loadu_si512(panel), high = (__m512bh)_mm512_loadu_si512(panel + 64);
-        for (int r = 0; r < ROWS; ++r) {
-            const __m512bh pair = (__m512bh)broadcast4(a[r] + k);
-            y[r][0] = _mm512_dpbf16_ps(y[r][0], low, pair);
-            y[r][1] = _mm512_dpbf16_ps(y[r][1], high, pair);
+#pragma GCC unroll 4
+        for (int pair = 0; pair < 4; ++pair, panel += 2 * LINE) {
+            const __m512bh low = (__m512bh)_mm512_loadu_si512(panel), high = (__m512bh)_mm512_loadu_si512(panel + LINE);
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512bh two = (__m512bh)broadcast4(a[r] + k + 2 * pair);
+                y[r][0] = _mm512_dpbf16_ps(y[r][0], low, two);
+                y[r][1] = _mm512_dpbf16_ps(y[r][1], high, two);
+            }
         }
     }
     for (int r = 0; r < ROWS; ++r) finish(e, row + r, output, outputs, y[r][0], y[r][1]);
@@ -273,7 +279,7 @@ struct Bf16Tile {
     template <int ROWS>
     void run(int64_t row, int64_t index, int64_t count) const {
         bf16_tile<ROWS>(panel, inputs, x, x_stride, row, output, outputs, epilogue,
-                        Prefetch::part(next, inputs / 2, index, count));
+                        Prefetch::part(next, inputs / 8, index, count));
     }
 };
 
@@ -291,13 +297,12 @@ void int_block_of(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t
 
 void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
                const Epilogue& e, NextPanel next) {
-    constexpr int USUAL = 32;
-    if (w.group == USUAL) {
-        w.packed4 ? int_block_of<USUAL, true>(w, x, rows, output, outputs, e, next)
-                  : int_block_of<USUAL, false>(w, x, rows, output, outputs, e, next);
+    if (w.packed4) {
+        int_block_of<USUAL_GROUP, true>(w, x, rows, output, outputs, e, next);
+    } else if (w.group == USUAL_GROUP) {
+        int_block_of<USUAL_GROUP, false>(w, x, rows, output, outputs, e, next);
     } else {
-        w.packed4 ? int_block_of<0, true>(w, x, rows, output, outputs, e, next)
-                  : int_block_of<0, false>(w, x, rows, output, outputs, e, next);
+        int_block_of<0, false>(w, x, rows, output, outputs, e, next);
     }
 }
 
@@ -315,6 +320,11 @@ void unpack4(const uint8_t* panel, int64_t inputs, uint8_t offset, uint8_t* byte
             _mm512_storeu_si512(bytes + 128 * step + 64, _mm512_add_epi8(b.high[step], add));
         }
     }
+}
+
+void narrow(const float* from, int64_t count, bf16* to) {
+    for (int64_t i = 0; i < count; i += 16)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
 }
 
 PE_INLINE __m512 load_as_float(const void* x, DType type, int64_t at) {
@@ -371,6 +381,6 @@ void quantize_block(const void* x, DType type, int64_t stride, Range rows, const
 
 }  // namespace
 
-const KernelSet kernels_avx512{int_block, bf16_block, unpack4, 2 * INT_ROWS, quantize_block};
+const KernelSet kernels_avx512{int_block, bf16_block, unpack4, USUAL_GROUP, 2 * INT_ROWS, narrow, quantize_block};
 
 }  // namespace pe

@@ -32,8 +32,11 @@ struct KernelSet {
                        int64_t first_output, int64_t outputs, const Epilogue& epilogue, NextPanel next);
     // Spreads a panel of INT4 to the layout of INT8, adding `offset`: what is 128 less the value that stands for 0.
     void (*unpack4)(const uint8_t* panel, int64_t inputs, uint8_t offset, uint8_t* bytes);
-    // Rows from which spreading pays. 0: `int_block` never takes `packed4`.
+    // `int_block` takes `packed4` for groups of this size alone, and for fewer rows than where spreading pays.
+    int32_t packed4_group;
     int64_t unpack4_from_rows;
+    // Rounds `count` floats, a multiple of 32.
+    void (*narrow)(const float* from, int64_t count, bf16* to);
     void (*quantize_rows)(const void* x, DType type, int64_t stride, Range rows, const QuantizedRows& to);
 };
 

@@ -55,6 +55,6 @@ void bf16_block(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_s
 
 }  // namespace
 
-const KernelSet kernels_portable{int_block, bf16_block, unpack4_scalar, 0, quantize_rows_scalar};
+const KernelSet kernels_portable{int_block, bf16_block, unpack4_scalar, 0, 0, narrow_scalar, quantize_rows_scalar};
 
 }  // namespace pe

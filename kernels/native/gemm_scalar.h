@@ -36,6 +36,10 @@ static inline void finish_row(const Epilogue& e, int64_t row, int64_t output, in
     }
 }
 
+static inline void narrow_scalar(const float* from, int64_t count, bf16* to) {
+    for (int64_t i = 0; i < count; ++i) to[i] = to_bf16(from[i]);
+}
+
 static inline void unpack4_scalar(const uint8_t* panel, int64_t inputs, uint8_t offset, uint8_t* bytes) {
     for (int64_t k = 0; k < inputs; k += 8, panel += 128, bytes += 256) {
         for (int64_t i = 0; i < 128; ++i) bytes[i] = static_cast<uint8_t>((panel[i] & 15) + offset);

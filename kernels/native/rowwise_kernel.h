@@ -18,21 +18,24 @@ PE_ALWAYS_INLINE float scalar_sqrt(float x) { return __builtin_sqrtf(x); }
 template <typename T, typename Weight, typename Out>
 PE_ALWAYS_INLINE void rms_norm_row(const T* x, const T* residual, T* total, const Weight* weight, Out* out, int64_t size,
                                    float eps) {
-    f32v squares = {};
-    for (int64_t i = 0; i < size; i += LANES) {
-        f32v v = load_upto(x + i, size - i);
+    f32v squares[2] = {};  // two sums, so that an addition need not wait for the one before
+    each_vector(size, [&](int64_t i, auto left) {
+        f32v v = load_upto(x + i, left);
         if (residual != nullptr) {
-            v = rounded_to(v + load_upto(residual + i, size - i), x);
-            store_upto(total + i, v, size - i);
+            v = rounded_to(v + load_upto(residual + i, left), x);
+            store_upto(total + i, v, left);
         }
-        squares = fma(v, v, squares);
-    }
+        const f32v next = fma(v, v, squares[1]);
+        squares[1] = squares[0];
+        squares[0] = next;
+    });
     const T* const from = residual == nullptr ? x : total;
-    const f32v factor = splat(1.0f / scalar_sqrt(reduce_add(squares) / static_cast<float>(size) + eps));
-    for (int64_t i = 0; i < size; i += LANES) {
-        const f32v v = rounded_to(load_upto(from + i, size - i) * factor, x);
-        store_upto(out + i, v * load_upto(weight + i, size - i), size - i);
-    }
+    const float sum = reduce_add(squares[0] + squares[1]);
+    const f32v factor = splat(1.0f / scalar_sqrt(sum / static_cast<float>(size) + eps));
+    each_vector(size, [&](int64_t i, auto left) {
+        const f32v v = rounded_to(load_upto(from + i, left) * factor, x);
+        store_upto(out + i, v * load_upto(weight + i, left), left);
+    });
 }
 
 template <typename T, typename Weight, typename Out>
@@ -70,10 +73,10 @@ void silu_and_mul_rows(const SiluAndMulArgs& args, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
         const T* const gate = static_cast<const T*>(args.x) + r * args.x_stride;
         T* const out = static_cast<T*>(args.out) + r * args.out_stride;
-        for (int64_t i = 0; i < args.size; i += LANES) {
-            const f32v activated = rounded_to(silu(load_upto(gate + i, args.size - i)), gate);
-            store_upto(out + i, activated * load_upto(gate + args.size + i, args.size - i), args.size - i);
-        }
+        each_vector(args.size, [&](int64_t i, auto left) {
+            const f32v activated = rounded_to(silu(load_upto(gate + i, left)), gate);
+            store_upto(out + i, activated * load_upto(gate + args.size + i, left), left);
+        });
     }
 }
 
@@ -92,12 +95,12 @@ PE_ALWAYS_INLINE f32v product(f32v a, f32v b) {
 template <typename T>
 PE_ALWAYS_INLINE void rotate(T* x, int64_t size, const float* cos, const float* sin) {
     const int64_t half = size / 2;
-    for (int64_t i = 0; i < half; i += LANES) {
-        const f32v c = load_upto(cos + i, half - i), s = load_upto(sin + i, half - i);
-        const f32v first = load_upto(x + i, half - i), second = load_upto(x + half + i, half - i);
-        store_upto(x + i, product(first, c) - product(second, s), half - i);
-        store_upto(x + half + i, product(second, c) + product(first, s), half - i);
-    }
+    each_vector(half, [&](int64_t i, auto left) {
+        const f32v c = load_upto(cos + i, left), s = load_upto(sin + i, left);
+        const f32v first = load_upto(x + i, left), second = load_upto(x + half + i, left);
+        store_upto(x + i, product(first, c) - product(second, s), left);
+        store_upto(x + half + i, product(second, c) + product(first, s), left);
+    });
 }
 
 // The element that a value of T is kept as in a cache of Cache.
