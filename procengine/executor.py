@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from procengine.kernels.sampling import SamplingFeatures, SamplingTensors
 from procengine.kv_tensors import KVTensors
 
 __all__ = ["Executor", "ForwardBatch", "Model"]
@@ -45,6 +46,10 @@ class Executor(Protocol):
 
     def greedy_tokens(self, hidden: Tensor) -> Tensor:
         """int32 [S]: where each row's logits have their first maximum."""
+        ...
+
+    def sample(self, logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
+        """int32 [S]: a token for each row of logits, float32 [S, V]; the same whichever executor draws it."""
         ...
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from procengine.executor import ForwardBatch
 from procengine.kernels.decoder.native import BoundDecoder, Decoder
 from procengine.kernels.native import library
+from procengine.kernels.sampling import SamplingFeatures, SamplingTensors
+from procengine.kernels.sampling.native import sample
 from procengine.kv_tensors import KVTensors
 
 __all__ = ["NativeExecutor", "NativeModel"]
@@ -78,3 +80,6 @@ class NativeExecutor:
 
     def greedy_tokens(self, hidden: Tensor) -> Tensor:
         return self._decoder.greedy_tokens(hidden)
+
+    def sample(self, logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
+        return sample(logits, tensors, features)

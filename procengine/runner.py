@@ -19,7 +19,7 @@ from torch import Tensor
 
 from procengine.executor import Executor, ForwardBatch
 from procengine.kernels.logits import apply_token_bitmask
-from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs, sample
+from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs
 from procengine.kv_tensors import KVTensors
 from procengine.logits_processors import LogitsContext, LogitsProcessor, load_logits_processors
 from procengine.logits_state import LogitsState
@@ -180,7 +180,7 @@ class GenerateRunner:
             raw = logits[asked[1]] if asked is not None else None  # log probabilities are the model's own
             logits = self._adjust(logits, rows, header, host, on_device)
             features = SamplingFeatures(header.features & SAMPLING)
-            tokens = sample(logits, self._sampling_tensors(rows, features), features)
+            tokens = self._executor.sample(logits, self._sampling_tensors(rows, features), features)
         self._slots.last_tokens[rows.sample_slots] = tokens
         if header.features & NEEDS_HISTORY:
             self._logits.record(rows.host_sample_slots, tokens)

@@ -13,6 +13,7 @@ from torch import Tensor
 from procengine.executor import ForwardBatch
 from procengine.kernels.attention import AttentionMetadata, paged_attention, varlen_attention
 from procengine.kernels.kv_cache import write_kv
+from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, sample
 from procengine.kv_tensors import KVTensors
 from procengine.models.llama import LlamaModel
 
@@ -56,6 +57,9 @@ class TorchExecutor:
 
     def greedy_tokens(self, hidden: Tensor) -> Tensor:
         return self.compute_logits(hidden).argmax(dim=-1).to(torch.int32)
+
+    def sample(self, logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
+        return sample(logits, tensors, features)
 
     def _metadata(self, batch: ForwardBatch) -> AttentionMetadata:
         block_size = self._cache.block_size

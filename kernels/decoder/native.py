@@ -113,11 +113,14 @@ class Decoder:
         self.max_positions = cos.shape[0]
         matrices = [embedding, head, *(part for layer in layers for part in _matrices(layer))]
         self.formats = sorted({matrix.format.kind for matrix in matrices})
-        self._head = head
-        self._kept = (embedding, tuple(layers), final_norm, cos, sin)  # what the structs point to
-        self._layers = (_Layer * len(layers))(*map(_layer_struct, layers))
+        self.embedding = embedding
+        self.layers = tuple(layers)
+        self.final_norm = final_norm
+        self.head = head
+        self._rotary = (cos, sin)
+        self._structs = (_Layer * len(layers))(*map(_layer_struct, layers))
         self._model = _Model(
-            layers=self._layers,
+            layers=self._structs,
             embedding=ctypes.addressof(embedding.struct),
             final_norm=final_norm.data_ptr(),
             cos=cos.data_ptr(),
@@ -149,8 +152,8 @@ class Decoder:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """float32 [S, V] of hidden states, float32 [S, hidden]."""
         self._check_hidden(hidden)
-        logits = torch.empty(hidden.shape[0], self._head.outputs)
-        head = ctypes.addressof(self._head.struct)
+        logits = torch.empty(hidden.shape[0], self.head.outputs)
+        head = ctypes.addressof(self.head.struct)
         memory = self._head_scratch.at_least(self._functions.head_bytes(head, hidden.shape[0]))
         self._functions.logits(head, hidden.data_ptr(), hidden.shape[0], logits.data_ptr(), memory)
         return logits
@@ -159,7 +162,7 @@ class Decoder:
         """int32 [S]: the first largest logit of each row of hidden states, float32 [S, hidden]."""
         self._check_hidden(hidden)
         tokens = torch.empty(hidden.shape[0], dtype=torch.int32)
-        head = ctypes.addressof(self._head.struct)
+        head = ctypes.addressof(self.head.struct)
         memory = self._head_scratch.at_least(self._functions.head_bytes(head, hidden.shape[0]))
         self._functions.greedy(head, hidden.data_ptr(), hidden.shape[0], tokens.data_ptr(), memory)
         return tokens

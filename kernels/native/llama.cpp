@@ -27,6 +27,9 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 DType type_before(const PackedMatrix& w) { return w.format == WEIGHT_BF16 ? BF16 : F32; }
 
+// Of q, k, v and what attention makes of them. Norms of heads are float32, and want the same.
+DType type_of_heads(const LlamaLayer& layer) { return layer.q_norm ? F32 : type_before(*layer.output); }
+
 class Memory {
   public:
     explicit Memory(void* begin) : at_(static_cast<char*>(begin)) {}
@@ -114,7 +117,7 @@ class Queries {
 // What a step needs beside its inputs and its result.
 struct Arena {
     float* residual;  // [T, hidden]
-    void* qkv;        // [T, (H + 2 Hkv) D], of the type that `output` takes
+    void* qkv;        // [T, (H + 2 Hkv) D], of `type_of_heads`
     void* wanted_q;   // [wanted, H D], of the same
     void* attended;   // [block, H D], of the same
     void* inner;      // [block, I], of the type that `down` takes
@@ -179,7 +182,7 @@ class Forward {
         embed(phases);
         for (int32_t index = 0; index < model_.num_layers; ++index) {
             const LlamaLayer& layer = model_.layers[index];
-            const DType type = type_before(*layer.output);
+            const DType type = type_of_heads(layer);
             for (int64_t i = 0; i < all_.num_blocks(); ++i) project(phases, layer, type, all_.block(i));
             keep(phases, index, type);
             const bool is_last = index + 1 == model_.num_layers;
