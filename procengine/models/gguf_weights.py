@@ -105,6 +105,9 @@ class GGUFWeights:
             else:
                 destination[rows].copy_(values.view_as(destination[rows]))
 
+    def release(self, name: str) -> None:
+        self._file.release(self._info[name].name)
+
 
 def _hugging_face_name(name: str) -> str:
     """The Hugging Face name of a GGUF tensor; one without counterpart keeps its own."""

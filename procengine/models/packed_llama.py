@@ -199,6 +199,7 @@ class _Plan:
             keeps = self._quantization == "stored" and stored is not None and packed.format.kind != "bf16"
             for piece in self._source.pieces(name, keep_blocks=keeps):
                 _pack_piece(packed, piece, outputs[piece.rows])
+            self._source.release(name)
 
 
 def _pack_piece(packed: PackedMatrix, piece: RowPiece, outputs: Tensor) -> None:

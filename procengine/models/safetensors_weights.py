@@ -63,6 +63,9 @@ class SafetensorsWeights:
             rows = torch.arange(start, start + chunk.shape[0])
             yield RowPiece(rows, chunk.float() if chunk.dtype == torch.float64 else chunk, None)
 
+    def release(self, name: str) -> None:
+        pass  # the mapping belongs to the reader, and goes with it
+
     def _tensor(self, name: str) -> Tensor:
         stored_name = self._stored_name[name]
         tensor: Tensor = self._file[stored_name].get_tensor(stored_name)

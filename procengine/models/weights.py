@@ -50,3 +50,7 @@ class WeightSource(Protocol):
         Raises ModelError, naming the tensor, when its stored type cannot be decoded.
         """
         ...
+
+    def release(self, name: str) -> None:
+        """The tensor will not be read again: what it takes of memory can go, where the format allows it."""
+        ...
