@@ -15,10 +15,12 @@ __all__ = [
     "Device",
     "EngineConfig",
     "GroupConfig",
+    "Kernels",
     "LimitsConfig",
     "MetricsConfig",
     "ModelConfig",
     "ProfilingConfig",
+    "Quantization",
     "RopeScaling",
     "SchedulerConfig",
     "WorkerConfig",
@@ -27,6 +29,8 @@ __all__ = [
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
 ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
+Quantization = Literal["none", "stored", "int8", "int4"]  # of weights; stored: as the file has them
+Kernels = Literal["torch", "native"]
 
 
 class RopeScaling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,6 +110,9 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     device: Device = "cpu"
     dtype: DType = "float32"
+    kv_cache_dtype: DType = "float32"
+    quantization: Quantization = "none"
+    kernels: Kernels = "torch"
     num_workers: int = 1
     threads: int = 1  # CPU threads of one worker
     mock_step_ms: float = 0.0

@@ -15,9 +15,8 @@ import torch.nn.functional as functional
 from numpy.typing import NDArray
 from torch import Tensor
 
-from procengine.kernels.attention import varlen_attention
+from procengine.executor import Model
 from procengine.messages import EmbedInput
-from procengine.models.llama import LlamaModel
 from procengine.step_output import EmbedOutput, PassTimes
 from procengine.step_payload import EMBED_SECTIONS, cut_sections, join_int64
 
@@ -30,7 +29,7 @@ __all__ = ["EmbedRunner", "open_runner"]
 class EmbedRunner:
     """Vectors have the model's hidden size and length 1."""
 
-    def __init__(self, model: LlamaModel, pooling: Literal["last", "mean"], device: torch.device) -> None:
+    def __init__(self, model: Model, pooling: Literal["last", "mean"], device: torch.device) -> None:
         self._model = model
         self._pooling = pooling
         self._device = device
@@ -43,14 +42,7 @@ class EmbedRunner:
         tensors = {name: torch.from_numpy(section).to(self._device) for name, section in sections.items()}
         staged_ns = time.monotonic_ns()
         bounds = tensors["query_start_loc"]
-        model = self._model
-
-        def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return varlen_attention(
-                q, k, v, bounds, header.max_query_len, model.scale, causal=True, sliding_window=model.sliding_window
-            )
-
-        hidden = model.forward(tensors["input_ids"], tensors["positions"].long(), attend)
+        hidden = self._model.encode(tensors["input_ids"], tensors["positions"].long(), bounds, header.max_query_len)
         forwarded_ns = time.monotonic_ns()
         vectors = functional.normalize(self._pool(hidden.float(), bounds.long()), dim=-1)
         keys = join_int64(sections["key_words"])

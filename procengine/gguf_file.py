@@ -128,6 +128,12 @@ class GGUFFile:
             raise ModelError(f"{self.path}: there is no tensor {name!r}")
         return np.frombuffer(self._buffer, dtype=np.uint8, count=info.nbytes, offset=info.offset)
 
+    def release(self, name: str) -> None:
+        """Give back the memory that reading tensor `name` has taken; it can be read again."""
+        info = self.tensors[name]
+        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        self._buffer.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
+
 
 def _map(path: Path) -> mmap.mmap:
     try:

@@ -9,26 +9,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from procengine.models.llama import LlamaModel
+from procengine.config import ModelConfig
 
 __all__ = ["KVTensors", "kv_block_bytes"]
 
 
-def kv_block_bytes(model: LlamaModel, block_size: int, dtype: torch.dtype) -> int:
+def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes that one block takes over all layers, keys and values."""
-    return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * dtype.itemsize
+    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
 class KVTensors:
     """Keys and values of all layers, each [num_blocks, block_size, num_kv_heads, head_dim]."""
 
     def __init__(
-        self, model: LlamaModel, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (num_blocks, block_size, model.num_kv_heads, model.head_dim)
+        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.block_size = block_size
-        self.keys = [_zeros(shape, dtype, device) for _ in range(model.num_layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(model.num_layers)]
+        self.keys = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -19,15 +19,20 @@ from procengine.config import (
     DType,
     EngineConfig,
     GroupConfig,
+    Kernels,
     LimitsConfig,
     MetricsConfig,
     ModelConfig,
     ProfilingConfig,
+    Quantization,
     SchedulerConfig,
     ToolCallStyle,
     WorkerConfig,
 )
+from procengine.decoder_sizes import decoder_sizes
 from procengine.errors import ConfigError
+from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
+from procengine.kernels.native import library
 from procengine.model_source import resolve_model
 from procengine.paths import procengine_home, run_root
 from procengine.tokenizer_file import added_tokens
@@ -47,6 +52,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     name: str | None = None
     device: Literal["auto", "cpu", "cuda", "mock"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kernels: Literal["auto", "native", "torch"] = "auto"
+    quantization: Literal["auto", "none", "int8", "int4"] = "auto"
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     workers: int = 1
     threads: int | None = None
     block_size: int = 16
@@ -110,14 +118,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
             enable_prefix_caching=args.enable_prefix_caching,
         ),
         scheduler=_scheduler(args, model),
-        worker=WorkerConfig(
-            device=device,
-            dtype=_dtype(args, model, device),
-            num_workers=args.workers,
-            threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
-            mock_step_ms=args.mock_step_ms,
-            logits_processors=args.logits_processors,
-        ),
+        worker=_worker(args, model, device),
         limits=_limits(args),
         profiling=ProfilingConfig(span_records=args.span_records),
         metrics=_metrics(args),
@@ -264,13 +265,63 @@ def _device(args: EngineArgs) -> Device:
     return "cuda" if Path("/proc/driver/nvidia/version").exists() else "cpu"
 
 
-def _dtype(args: EngineArgs, model: ModelConfig, device: Device) -> DType:
+def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfig:
+    reason = _why_not_native(args, model, device)
+    if args.kernels == "native" and reason is not None:
+        raise ConfigError(f"kernels: native was asked for, but {reason}")
+    kernels: Kernels = "torch" if reason is not None else "native"
+    dtype = _dtype(args, model, device, kernels)
+    return WorkerConfig(
+        device=device,
+        dtype=dtype,
+        kv_cache_dtype=_kv_cache_dtype(args, dtype, kernels),
+        quantization=_quantization(args, model, reason),
+        kernels=kernels,
+        num_workers=args.workers,
+        threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
+        mock_step_ms=args.mock_step_ms,
+        logits_processors=args.logits_processors,
+    )
+
+
+def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str | None:
+    """Why the native kernels do not run this model; None where they do. The library is looked for last: it logs."""
+    if args.kernels == "torch":
+        return "kernels is torch"
+    if device != "cpu":
+        return f"they are for the cpu, and device is {device}"
+    if args.dtype not in ("auto", "bfloat16"):
+        return f"they compute in bfloat16, and dtype is {args.dtype}"
+    return why_decoder_cannot(decoder_sizes(model), args.block_size) or library.why_not("cpu")
+
+
+def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernels) -> DType:
     if args.dtype != "auto":
         return args.dtype
     if device == "cuda":
         return "float16" if model.weights_dtype == "float16" else "bfloat16"
-    # Half the memory traffic, but only where the CPU multiplies bfloat16 itself; elsewhere it is emulated, and slow.
-    return "bfloat16" if device == "cpu" and "avx512_bf16" in _cpu_flags() else "float32"
+    # Half the memory traffic, but with torch only where the CPU multiplies bfloat16 itself; elsewhere it is emulated.
+    is_fast = kernels == "native" or (device == "cpu" and "avx512_bf16" in _cpu_flags())
+    return "bfloat16" if is_fast else "float32"
+
+
+def _kv_cache_dtype(args: EngineArgs, dtype: DType, kernels: Kernels) -> DType:
+    if args.kv_cache_dtype == "auto":
+        return dtype
+    if kernels == "torch" and args.kv_cache_dtype != dtype:
+        raise ConfigError(
+            f"kv_cache_dtype: the torch kernels keep the cache in dtype ({dtype}), not {args.kv_cache_dtype}"
+        )
+    return args.kv_cache_dtype
+
+
+def _quantization(args: EngineArgs, model: ModelConfig, why_not_native: str | None) -> Quantization:
+    """auto keeps what the file has: the bits of a GGUF file, the floats of safetensors."""
+    if args.quantization in ("int8", "int4") and why_not_native is not None:
+        raise ConfigError(f"quantization: {args.quantization} takes the native kernels, but {why_not_native}")
+    if args.quantization != "auto":
+        return args.quantization
+    return "stored" if why_not_native is None and model.format == "gguf" else "none"
 
 
 def _tool_call_parser(args: EngineArgs, model: ModelConfig) -> ToolCallStyle:

@@ -1,8 +1,8 @@
 """`GenerateRunner`: one generation step on the device: gather inputs, forward, sample, give the tokens out.
 
-Owns: the KV cache tensors and what the device remembers of each slot (last token, block table, sampling values).
-Never does: know a request, a socket or a queue. Nothing in here waits for a GPU: the token of the step before is taken
-from the device's own table, and results leave through `StepOutput.wait`, which others call.
+Owns: what the device remembers of each slot (last token, block table, sampling values). Never does: know a request, a
+socket or a queue, or how a forward pass is computed (an `Executor` does). Nothing in here waits for a GPU: the token of
+the step before is taken from the device's own table, and results leave through `StepOutput.wait`, which others call.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from procengine.kernels.attention import AttentionMetadata, paged_attention
-from procengine.kernels.kv_cache import write_kv
+from procengine.executor import Executor, ForwardBatch
 from procengine.kernels.logits import apply_token_bitmask
-from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs, sample
+from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs
 from procengine.kv_tensors import KVTensors
 from procengine.logits_processors import LogitsContext, LogitsProcessor, load_logits_processors
 from procengine.logits_state import LogitsState
 from procengine.messages import StepInput
-from procengine.models.llama import LlamaModel
 from procengine.row_features import NEEDS_HISTORY, NEEDS_LOGITS_STATE, SAMPLING
 from procengine.slot_state import SlotState
 from procengine.staging import StagingRing
@@ -45,18 +43,11 @@ _LOGITS_CHUNK = 64  # prompt positions whose logits exist at once
 class _Pass:
     """Rows of one forward pass, on the device unless named host."""
 
-    slots: Tensor  # int64 [rows]
-    input_ids: Tensor  # int32 [tokens]
-    positions: Tensor  # int64 [tokens]
-    token_slots: Tensor  # int64 [tokens]
-    query_start_loc: Tensor  # int32 [rows + 1]
-    seq_lens: Tensor  # int32 [rows]
-    sample_tokens: Tensor | None  # int64 [samples], the tokens whose hidden states are sampled; None: all
+    batch: ForwardBatch
+    host_wanted: Int32s  # batch.wanted; empty where that is None
+    samples: Tensor | None  # int64 [samples], which of the wanted hidden states are sampled; None: all
     sample_slots: Tensor  # int64 [samples]
     sample_positions: Tensor  # int64 [samples], where the drawn tokens stand
-    num_decode_rows: int
-    max_query_len: int
-    max_seq_len: int
     host_sample_slots: Int32s
     host_sample_positions: Int32s
 
@@ -66,9 +57,9 @@ class GenerateRunner:
 
     def __init__(
         self,
-        model: LlamaModel,
-        cache: KVTensors,
+        executor: Executor,
         *,
+        block_size: int,
         vocab_size: int,
         max_num_seqs: int,
         max_model_len: int,
@@ -76,10 +67,9 @@ class GenerateRunner:
         device: torch.device,
         processors: Sequence[LogitsProcessor] = (),
     ) -> None:
-        self._model = model
-        self._cache = cache
+        self._executor = executor
         self._device = device
-        self._slots = SlotState(max_num_seqs, -(-max_model_len // cache.block_size), device)
+        self._slots = SlotState(max_num_seqs, -(-max_model_len // block_size), device)
         self._logits = LogitsState(max_num_seqs, vocab_size, device)
         self._staging = StagingRing(depth + 1, device)
         self._processors = processors
@@ -98,7 +88,7 @@ class GenerateRunner:
                 rows = self._next_pass(rows, host["row_steps"], micro_step)
                 host = {**host, "masked_rows": host["masked_rows"][:0]}  # rows with a grammar take part in one pass
             staged_ns = time.monotonic_ns()
-            hidden = self._forward(rows)
+            hidden = self._executor.forward(rows.batch)
             forwarded_ns = time.monotonic_ns()
             wait = self._sample(hidden, rows, header, host, on_device)
             done_ns = time.monotonic_ns()
@@ -123,27 +113,28 @@ class GenerateRunner:
 
     def _first_pass(self, header: StepInput, host: dict[str, Int32s], on_device: dict[str, Tensor]) -> _Pass:
         slots = on_device["slots"].long()
-        start_loc = on_device["query_start_loc"]
-        is_decode_only = header.num_tokens == header.num_rows
         sample_rows, sample_tokens, positions = _samples(host)
-        token_slots = (
-            slots if is_decode_only else torch.repeat_interleave(slots, start_loc.diff(), output_size=header.num_tokens)
-        )
-        samples_all = is_decode_only and header.num_samples == header.num_rows
-        index = None if samples_all else self._to_device(sample_rows)
+        samples_all = header.num_tokens == header.num_rows == header.num_samples
+        asks_for_prompt = host["prompt_rows"].size > 0
+        wanted = _with_prompt_tokens(sample_tokens, host) if asks_for_prompt else sample_tokens
+        wants_all = samples_all or wanted.size == header.num_tokens
         return _Pass(
-            slots=slots,
-            input_ids=self._slots.resolve_tokens(on_device["input_ids"]),
-            positions=on_device["positions"].long(),
-            token_slots=token_slots,
-            query_start_loc=start_loc,
-            seq_lens=on_device["seq_lens"],
-            sample_tokens=None if samples_all else self._to_device(sample_tokens),
-            sample_slots=slots if index is None else slots[index],
+            batch=ForwardBatch(
+                input_ids=self._slots.resolve_tokens(on_device["input_ids"]),
+                positions=on_device["positions"].long(),
+                query_start_loc=on_device["query_start_loc"],
+                seq_lens=on_device["seq_lens"],
+                slots=slots,
+                block_tables=self._slots.block_tables,
+                num_decode_rows=header.num_decode_rows,
+                max_query_len=header.max_query_len,
+                max_seq_len=header.max_seq_len,
+                wanted=None if wants_all else self._to_device(wanted),
+            ),
+            host_wanted=wanted[:0] if wants_all else wanted,
+            samples=self._to_device(_places(sample_tokens, wanted)) if asks_for_prompt else None,
+            sample_slots=slots if samples_all else slots[self._to_device(sample_rows)],
             sample_positions=on_device["seq_lens"].long() if samples_all else self._to_device(positions),
-            num_decode_rows=header.num_decode_rows,
-            max_query_len=header.max_query_len,
-            max_seq_len=header.max_seq_len,
             host_sample_slots=host["slots"][sample_rows],
             host_sample_positions=positions,
         )
@@ -153,39 +144,43 @@ class GenerateRunner:
         was_here = row_steps[row_steps >= micro_step]
         stays = np.flatnonzero(was_here > micro_step)
         keep = torch.from_numpy(stays).to(self._device)
-        slots = rows.slots[keep]
+        batch = rows.batch
+        slots = batch.slots[keep]
         return replace(
             rows,
-            slots=slots,
-            input_ids=self._slots.last_tokens[slots],
-            positions=rows.positions[keep] + 1,
-            token_slots=slots,
-            query_start_loc=rows.query_start_loc[: stays.size + 1],
-            seq_lens=rows.seq_lens[keep] + 1,
+            batch=replace(
+                batch,
+                slots=slots,
+                input_ids=self._slots.last_tokens[slots],
+                positions=batch.positions[keep] + 1,
+                query_start_loc=batch.query_start_loc[: stays.size + 1],
+                seq_lens=batch.seq_lens[keep] + 1,
+                num_decode_rows=stays.size,
+                max_seq_len=batch.max_seq_len + 1,
+            ),
             sample_slots=slots,
             sample_positions=rows.sample_positions[keep] + 1,
-            num_decode_rows=stays.size,
-            max_seq_len=rows.max_seq_len + 1,
             host_sample_slots=rows.host_sample_slots[stays],
             host_sample_positions=rows.host_sample_positions[stays] + np.int32(1),
         )
 
-    def _forward(self, rows: _Pass) -> Tensor:
-        meta = self._attention_metadata(rows)
-        return self._model.forward(rows.input_ids, rows.positions, self._attention(meta))
-
     def _sample(
         self, hidden: Tensor, rows: _Pass, header: StepInput, host: dict[str, Int32s], on_device: dict[str, Tensor]
     ) -> Callable[[], SampledTokens]:
-        prompt = self._prompt_logprobs(hidden, host, on_device) if host["prompt_rows"].size else None
+        prompt = self._prompt_logprobs(hidden, rows, host, on_device) if host["prompt_rows"].size else None
         if not rows.host_sample_slots.size:
             return self._to_host(None, None, None, prompt)
-        logits = self._model.compute_logits(hidden if rows.sample_tokens is None else hidden[rows.sample_tokens])
+        hidden = hidden if rows.samples is None else hidden[rows.samples]
         asked = self._asked_logprobs(rows, header)
-        raw = logits[asked[1]] if asked is not None else None  # log probabilities are the model's own
-        logits = self._adjust(logits, rows, header, host, on_device)
-        features = SamplingFeatures(header.features & SAMPLING)
-        tokens = sample(logits, self._sampling_tensors(rows, features), features)
+        raw = None
+        if asked is None and self._is_plainly_greedy(header, host):
+            tokens = self._executor.greedy_tokens(hidden)
+        else:
+            logits = self._executor.compute_logits(hidden)
+            raw = logits[asked[1]] if asked is not None else None  # log probabilities are the model's own
+            logits = self._adjust(logits, rows, header, host, on_device)
+            features = SamplingFeatures(header.features & SAMPLING)
+            tokens = self._executor.sample(logits, self._sampling_tensors(rows, features), features)
         self._slots.last_tokens[rows.sample_slots] = tokens
         if header.features & NEEDS_HISTORY:
             self._logits.record(rows.host_sample_slots, tokens)
@@ -193,6 +188,11 @@ class GenerateRunner:
         if asked is not None and raw is not None:
             logprobs = (asked[0], *gather_logprobs(raw, tokens[asked[1]], header.num_logprobs))
         return self._to_host(tokens, _proposals(host), logprobs, prompt)
+
+    def _is_plainly_greedy(self, header: StepInput, host: dict[str, Int32s]) -> bool:
+        """Whether all that is asked of the logits is where they are largest."""
+        asks = header.features & (SAMPLING | NEEDS_LOGITS_STATE) or host["masked_rows"].size or self._processors
+        return not asks
 
     def _adjust(
         self, logits: Tensor, rows: _Pass, header: StepInput, host: dict[str, Int32s], on_device: dict[str, Tensor]
@@ -207,30 +207,6 @@ class GenerateRunner:
             keys = self._slots.keys[rows.host_sample_slots]
             logits = processor(logits, LogitsContext(keys, rows.host_sample_positions))
         return logits
-
-    def _attention_metadata(self, rows: _Pass) -> AttentionMetadata:
-        block_size = self._cache.block_size
-        tables = self._slots.block_tables
-        blocks = tables[rows.token_slots, rows.positions // block_size].long()
-        return AttentionMetadata(
-            num_decode_rows=rows.num_decode_rows,
-            query_start_loc=rows.query_start_loc,
-            seq_lens=rows.seq_lens,
-            block_tables=tables[rows.slots, : -(-rows.max_seq_len // block_size)],
-            slot_mapping=blocks * block_size + rows.positions % block_size,
-            max_query_len=rows.max_query_len,
-            max_seq_len=rows.max_seq_len,
-        )
-
-    def _attention(self, meta: AttentionMetadata) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-        cache, scale, window = self._cache, self._model.scale, self._model.sliding_window
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            # All rows write before any row reads: a block may be shared in the very step that fills it.
-            write_kv(k, v, cache.keys[layer], cache.values[layer], meta.slot_mapping)
-            return paged_attention(q, cache.keys[layer], cache.values[layer], meta, scale, window)
-
-        return attend
 
     def _sampling_tensors(self, rows: _Pass, features: SamplingFeatures) -> SamplingTensors:
         state, slots = self._slots, rows.sample_slots
@@ -248,7 +224,7 @@ class GenerateRunner:
         return (asked, self._to_device(asked)) if asked.size else None
 
     def _prompt_logprobs(
-        self, hidden: Tensor, host: dict[str, Int32s], on_device: dict[str, Tensor]
+        self, hidden: Tensor, rows: _Pass, host: dict[str, Int32s], on_device: dict[str, Tensor]
     ) -> tuple[Int32s, Tensor, Tensor, Tensor]:
         """Log probabilities of the tokens that follow the first tokens of some rows, a few logits at a time."""
         wanted = host["prompt_rows"].reshape(-1, 3)
@@ -259,9 +235,10 @@ class GenerateRunner:
             first_position = int(seq_lens[row] - (starts[row + 1] - starts[row])) + 1
             key = self._slots.keys[host["slots"][row] : host["slots"][row] + 1].view(np.int32)
             spans.append([*key.tolist(), first_position, count])
+            first = int(np.searchsorted(rows.host_wanted, starts[row])) if rows.host_wanted.size else starts[row]
             for at in range(0, count, _LOGITS_CHUNK):
                 size = min(_LOGITS_CHUNK, count - at)
-                logits = self._model.compute_logits(hidden[starts[row] + at : starts[row] + at + size])
+                logits = self._executor.compute_logits(hidden[first + at : first + at + size])
                 targets = on_device["prompt_targets"][done + at : done + at + size]
                 parts.append(gather_logprobs(logits, targets, width))
             done += count
@@ -313,6 +290,22 @@ def _samples(host: dict[str, Int32s]) -> tuple[Int32s, Int32s, Int32s]:
     return np.repeat(rows, counts), np.repeat(ends, counts) - behind, np.repeat(seq_lens, counts) - behind + 1
 
 
+def _with_prompt_tokens(sample_tokens: Int32s, host: dict[str, Int32s]) -> Int32s:
+    """Ascending: the tokens that are sampled, and those before prompt tokens whose log probabilities are asked for."""
+    spans = [
+        np.arange(start, start + count, dtype=np.int32)
+        for start, count in zip(
+            host["query_start_loc"][host["prompt_rows"][0::3]], host["prompt_rows"][1::3], strict=True
+        )
+    ]
+    return np.unique(np.concatenate([sample_tokens, *spans]))
+
+
+def _places(tokens: Int32s, wanted: Int32s) -> Int32s:
+    """Where `tokens` are among `wanted`."""
+    return np.searchsorted(wanted, tokens).astype(np.int32)
+
+
 def _proposals(host: dict[str, Int32s]) -> tuple[Int32s, Int32s] | None:
     """(what was proposed for the position of each sample, samples of each row), if any row has several."""
     counts = host["sample_counts"]
@@ -334,9 +327,11 @@ def _ranked(tops: list[Tensor]) -> tuple[Int32s, NDArray[np.float32], Int32s]:
 def open_runner(device: Device) -> GenerateRunner:
     """The runner of `generate` steps on `device`, with its KV pool."""
     config = device.config
+    block_size = config.cache.block_size
+    cache = KVTensors(config.model, device.num_blocks, block_size, device.kv_dtype, device.torch_device)
     return GenerateRunner(
-        device.model,
-        KVTensors(device.model, device.num_blocks, config.cache.block_size, device.dtype, device.torch_device),
+        device.model.open(cache),
+        block_size=block_size,
         vocab_size=config.model.vocab_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=config.scheduler.max_model_len,

@@ -177,6 +177,7 @@ class Supervisor:
             "pids": {"supervisor": os.getpid(), **{child.name: child.pid for child in self._children}},
             "num_blocks": self._facts["frontend"]["num_blocks"],
             **self._urls,
+            "worker": {key: value for key, value in self._facts["worker-0"].items() if key != "num_blocks"},
             "is_private": self._launcher_fd is not None,
             "ready_s": round(time.monotonic() - self._started_s, 2),
         }

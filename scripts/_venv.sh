@@ -91,8 +91,19 @@ install_torch() {
   fi
 }
 
+# An editable install compiled the kernels of the sources it saw; these may be newer. Quick where nothing changed.
+native_ready() {
+  "$venv/bin/python" -m procengine.kernels.native.build >/dev/null ||
+    say "the native CPU kernels could not be built: CPU inference will be slow, and their tests are skipped"
+}
+
 # venv_ready run|dev
 venv_ready() {
+  install_ready "$1"
+  native_ready
+}
+
+install_ready() {
   make_venv
   local now
   now=$(stamp_now)

@@ -13,7 +13,7 @@ from procengine.kernels.sampling.filters import filter_logits
 from procengine.kernels.sampling.inputs import GREEDY_TEMPERATURE, SamplingFeatures, SamplingTensors
 from procengine.kernels.sampling.randomness import add_gumbel_noise, row_keys
 
-__all__ = ["sample"]
+__all__ = ["sample", "select_rows"]
 
 _CACHED_ELEMENTS = 1 << 18
 
@@ -38,7 +38,7 @@ def sample(logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures)
     if rows.numel() == 0:
         return greedy.to(torch.int32)
     if rows.numel() < logits.shape[0]:
-        tensors, logits = _select(tensors, rows), logits[rows]
+        tensors, logits = select_rows(tensors, rows), logits[rows]
     greedy[rows] = _draw(logits, tensors, features)
     return greedy.to(torch.int32)
 
@@ -54,7 +54,8 @@ def _draw(logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) 
     return torch.cat([add_gumbel_noise(some, of).argmax(dim=-1) for some, of in parts])
 
 
-def _select(tensors: SamplingTensors, rows: Tensor) -> SamplingTensors:
+def select_rows(tensors: SamplingTensors, rows: Tensor) -> SamplingTensors:
+    """Some of the entries. rows: int64 [n], or bool [S]."""
     return SamplingTensors(
         temperature=tensors.temperature[rows],
         top_k=tensors.top_k[rows],

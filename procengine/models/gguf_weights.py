@@ -20,6 +20,7 @@ from torch import Tensor
 
 from procengine.errors import ModelError
 from procengine.gguf_file import GGUFFile, TensorInfo
+from procengine.models.weights import RowPiece
 
 __all__ = ["GGUFWeights"]
 
@@ -54,6 +55,8 @@ _PLAIN = {
 # head's q and k rows. Qwen's are stored as they are.
 _PERMUTED_ARCHITECTURES = ("llama",)
 
+_PANEL = 32  # rows that packed matrices keep together: two threads that pack chunks do not meet in one
+
 _CHUNK_ELEMENTS = 1 << 20  # decode piecewise: the float32 intermediate stays in cache and memory does not peak
 
 
@@ -73,6 +76,24 @@ class GGUFWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._info[name].shape
 
+    def ggml_type(self, name: str) -> str | None:
+        stored = self._info[name].ggml_type
+        return None if stored in _PLAIN else stored.name
+
+    def pieces(self, name: str, *, keep_blocks: bool) -> Iterator[RowPiece]:
+        info = self._info[name]
+        num_heads = self._heads.get(name.split(".")[-2], 0)
+        head_dim = info.shape[0] // num_heads if num_heads else 0
+        as_blocks = keep_blocks and info.ggml_type not in _PLAIN
+        for rows, chunk in _chunks(self._file.tensor_bytes(info.name), info, num_heads):
+            places = torch.arange(info.shape[0])[rows]
+            if num_heads:
+                places = _unpermuted(places, head_dim)
+            if as_blocks:
+                yield RowPiece(places, torch.from_numpy(chunk.copy()), info.ggml_type.name)
+            else:
+                yield RowPiece(places, _decode(chunk, name, info.ggml_type).view(len(places), -1), None)
+
     def read_into(self, name: str, destination: Tensor) -> None:
         info = self._info[name]
         num_heads = self._heads.get(name.split(".")[-2], 0)
@@ -83,6 +104,9 @@ class GGUFWeights:
                 _copy_unpermuted(values, destination[rows], info.shape[0] // num_heads)
             else:
                 destination[rows].copy_(values.view_as(destination[rows]))
+
+    def release(self, name: str) -> None:
+        self._file.release(self._info[name].name)
 
 
 def _hugging_face_name(name: str) -> str:
@@ -102,7 +126,7 @@ def _chunks(
         yield slice(None), raw
         return
     num_rows = info.shape[0]
-    unit = num_rows // num_heads if num_heads else 1
+    unit = num_rows // num_heads if num_heads else _PANEL
     step = max(1, _CHUNK_ELEMENTS // (unit * info.shape[1])) * unit
     by_row = raw.reshape(num_rows, -1)
     for start in range(0, num_rows, step):
@@ -119,6 +143,12 @@ def _decode(raw: npt.NDArray[np.uint8], name: str, ggml_type: GGMLQuantizationTy
     except NotImplementedError as error:
         raise ModelError(f"tensor {name} has the unsupported type {ggml_type.name}") from error
     return torch.from_numpy(values)
+
+
+def _unpermuted(rows: Tensor, head_dim: int) -> Tensor:
+    """Where rows of interleaved halves belong, int64 like `rows`."""
+    head, at = rows // head_dim, rows % head_dim
+    return head * head_dim + at % 2 * (head_dim // 2) + at // 2
 
 
 def _copy_unpermuted(values: Tensor, destination: Tensor, head_dim: int) -> None:

@@ -15,10 +15,10 @@ from tqdm import tqdm
 
 from procengine.config import ModelConfig
 from procengine.errors import ModelError
-from procengine.kernels.rope import RopeSpec, RotaryTable, make_rotary_table
 from procengine.models.llama import LlamaModel
 from procengine.models.llama_weights import allocate_weights, weight_destinations
 from procengine.models.registry import find_implementation
+from procengine.models.rotary import rotary_table
 from procengine.models.weights import WeightSource
 
 __all__ = ["load_model", "open_weights"]
@@ -37,7 +37,7 @@ def load_model(config: ModelConfig, dtype: torch.dtype, device: str | torch.devi
         destinations = list(weight_destinations(config, weights))
         _check(source, destinations, config)
         _read_all(source, destinations, progress)
-        rotary = _rotary_table(config, device)
+        rotary = rotary_table(config, device)
     return implementation(config, weights, rotary)
 
 
@@ -83,23 +83,3 @@ def _read_all(source: WeightSource, destinations: list[tuple[str, Tensor]], prog
 def _read(source: WeightSource, name: str, destination: Tensor) -> None:
     with torch.inference_mode():  # a thread does not inherit it
         source.read_into(name, destination)
-
-
-def _rotary_table(config: ModelConfig, device: str | torch.device) -> RotaryTable:
-    scaling = config.rope_scaling
-    spec = RopeSpec(
-        head_dim=config.head_dim,
-        theta=config.rope_theta,
-        kind=scaling.kind,
-        factor=scaling.factor,
-        original_max_position_embeddings=scaling.original_max_position_embeddings or config.max_position_embeddings,
-        low_freq_factor=scaling.low_freq_factor,
-        high_freq_factor=scaling.high_freq_factor,
-        beta_fast=scaling.beta_fast,
-        beta_slow=scaling.beta_slow,
-        attention_factor=scaling.attention_factor,
-        truncate=scaling.truncate,
-    )
-    # Some configs state the stretched context, some only the original one: room for either.
-    max_len = max(config.max_position_embeddings, int(scaling.factor * spec.original_max_position_embeddings))
-    return make_rotary_table(spec, max_len, device)

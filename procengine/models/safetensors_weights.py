@@ -6,7 +6,7 @@ Owns: finding the file of each tensor. Never does: copy a file into memory; tens
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from procengine.errors import ModelError
+from procengine.models.weights import RowPiece
 
 __all__ = ["SafetensorsWeights"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_CHUNK_ROWS = 2048
 _READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -48,12 +50,28 @@ class SafetensorsWeights:
         stored_name = self._stored_name[name]
         return tuple(self._file[stored_name].get_slice(stored_name).get_shape())
 
+    def ggml_type(self, name: str) -> str | None:
+        return None
+
     def read_into(self, name: str, destination: Tensor) -> None:
+        destination.copy_(self._tensor(name))
+
+    def pieces(self, name: str, *, keep_blocks: bool) -> Iterator[RowPiece]:
+        tensor = self._tensor(name)
+        for start in range(0, tensor.shape[0], _CHUNK_ROWS):
+            chunk = tensor[start : start + _CHUNK_ROWS]
+            rows = torch.arange(start, start + chunk.shape[0])
+            yield RowPiece(rows, chunk.float() if chunk.dtype == torch.float64 else chunk, None)
+
+    def release(self, name: str) -> None:
+        pass  # the mapping belongs to the reader, and goes with it
+
+    def _tensor(self, name: str) -> Tensor:
         stored_name = self._stored_name[name]
         tensor: Tensor = self._file[stored_name].get_tensor(stored_name)
         if tensor.dtype not in _READABLE:
             raise ModelError(f"tensor {name} is stored as {tensor.dtype}, a quantisation that cannot be read")
-        destination.copy_(tensor)
+        return tensor
 
 
 def _weight_files(folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.conftest import ROOT, Distributions
+from tests.packaging.conftest import ROOT, Distributions, build_distributions
 
 
 def tree_files() -> set[str]:
@@ -19,9 +20,23 @@ def tree_files() -> set[str]:
     files = {
         f"{prefix}{path.relative_to(ROOT).as_posix()}"
         for folder, prefix in (("procengine", ""), ("procs", "procengine/"), ("kernels", "procengine/"))
-        for path in (ROOT / folder).rglob("*.py")
+        for pattern in ("*.py", "*.cpp", "*.h")
+        for path in (ROOT / folder).rglob(pattern)
     }
     return files | {"procengine/py.typed", "procengine/profiling/report.html"}
+
+
+def run_in(folder: Path, site: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` with the package as unpacked at `site`."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 def test_wheel_has_one_top_level_name(distributions: Distributions) -> None:
@@ -55,17 +70,45 @@ def test_wheel_imports_without_the_sources(distributions: Distributions, tmp_pat
     target = tmp_path / "site"
     zipfile.ZipFile(distributions.wheel).extractall(target)
     code = "import procengine.errors as e, procengine.kernels.backends as b; print(e.__file__); print(b.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(target)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_in(tmp_path, target, code)
     assert done.returncode == 0, done.stderr
     assert all(Path(line).is_relative_to(target) for line in done.stdout.split())
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_wheel_brings_a_native_library_that_fits_its_sources(tmp_path: Path) -> None:
+    # From the tree itself: what is compiled there already need not be compiled again.
+    build_distributions(ROOT, tmp_path / "dist", dict(os.environ), "--wheel")
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert wheel.name.startswith("procengine-0.1.0-py3-none-linux_")
+    target = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(target)
+    code = "from procengine.kernels.native import build, library; print(library.why_not('cpu'), build.LIBRARY)"
+    done = run_in(tmp_path, target, code)
+    assert done.stdout.split() == ["None", str(target / "procengine/kernels/native/libprocengine_native.so")], (
+        done.stderr
+    )
+
+
+def test_sdist_holds_no_compiled_file(distributions: Distributions) -> None:
+    with tarfile.open(distributions.sdist) as archive:
+        assert [name for name in archive.getnames() if name.endswith((".so", ".o"))] == []
+
+
+def test_sdist_holds_what_compiles_the_library(distributions: Distributions) -> None:
+    with tarfile.open(distributions.sdist) as archive:
+        assert "procengine-0.1.0/hatch_build.py" in archive.getnames()
+
+
+def test_wheel_made_without_a_compiler_is_pure_and_says_what_is_slower(
+    distributions: Distributions, tmp_path: Path
+) -> None:
+    assert distributions.wheel.name == "procengine-0.1.0-py3-none-any.whl"
+    zipfile.ZipFile(distributions.wheel).extractall(tmp_path / "site")
+    code = "from procengine.kernels.native import library; print(library.is_available(), library.why_not('cpu'))"
+    done = run_in(tmp_path, tmp_path / "site", code)
+    assert done.stdout.startswith("False not built"), done.stderr
+    assert done.stderr.count("several times slower") == 1
 
 
 @pytest.mark.parametrize("folder", ["procs", "kernels"])

@@ -28,6 +28,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 RUNNERS = (
     "procengine.runner",
     "procengine.embed_runner",
+    "procengine.executor",
+    "procengine.torch_executor",
+    "procengine.native_executor",
     "procengine.logits_processors",
     "procengine.logits_state",
     "procengine.slot_state",
@@ -41,7 +44,8 @@ TORCH_IN = ("procengine.kernels", "procengine.models", *RUNNERS)
 
 # Who may import a module, or anything below it. Modules that are not named are free.
 IMPORTED_BY: dict[str, tuple[str, ...]] = {
-    "procengine.kernels": TORCH_IN,
+    # Two of its modules are free of torch and tell whether native kernels can run a model, a fact of the configuration.
+    "procengine.kernels": (*TORCH_IN, "procengine.resolve", "procengine.decoder_sizes"),
     "procengine.models": ("procengine.models", *RUNNERS),
     **dict.fromkeys(RUNNERS, RUNNERS),
     "procengine.device": (*RUNNERS, "procengine.procs.worker"),

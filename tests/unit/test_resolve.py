@@ -14,8 +14,9 @@ import pytest
 
 from procengine.config import EngineConfig, LimitsConfig, MetricsConfig
 from procengine.errors import ConfigError, ModelError
+from procengine.kernels.native import library
 from procengine.resolve import EngineArgs, resolve
-from tests.model_files import LLAMA, SIZES, write_folder
+from tests.model_files import LLAMA, SIZES, write_folder, write_gguf
 
 POSITIONS = SIZES["max_position_embeddings"]
 
@@ -226,6 +227,81 @@ def test_dtype_follows_the_device_unless_it_is_named(model: str, options: dict[s
 def test_float16_weights_stay_float16_on_a_gpu(tmp_path: Path, run_dir: Path) -> None:
     folder = write_folder(tmp_path / "half", LLAMA | {"dtype": "float16"})
     assert resolved(str(folder), device="cuda").worker.dtype == "float16"
+
+
+# --- kernels
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the native library were there, whether it is or not."""
+    monkeypatch.setattr(library, "why_not", lambda _device: None)
+
+
+@pytest.fixture
+def not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "why_not", lambda _device: "not built")
+
+
+def kernel_facts(config: EngineConfig) -> tuple[str, str, str, str]:
+    worker = config.worker
+    return worker.kernels, worker.dtype, worker.kv_cache_dtype, worker.quantization
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({}, ("native", "bfloat16", "bfloat16", "none")),
+        ({"dtype": "bfloat16", "quantization": "int8"}, ("native", "bfloat16", "bfloat16", "int8")),
+        ({"quantization": "int4", "kv_cache_dtype": "float32"}, ("native", "bfloat16", "float32", "int4")),
+        ({"kernels": "native", "quantization": "none"}, ("native", "bfloat16", "bfloat16", "none")),
+        ({"dtype": "float32"}, ("torch", "float32", "float32", "none")),
+        ({"dtype": "float16"}, ("torch", "float16", "float16", "none")),
+        ({"kernels": "torch", "dtype": "bfloat16"}, ("torch", "bfloat16", "bfloat16", "none")),
+        ({"block_size": 3, "dtype": "bfloat16"}, ("torch", "bfloat16", "bfloat16", "none")),
+        ({"device": "cuda"}, ("torch", "bfloat16", "bfloat16", "none")),
+    ],
+)
+def test_native_kernels_run_what_they_can(
+    model: str, options: dict[str, Any], facts: tuple[str, str, str, str]
+) -> None:
+    assert kernel_facts(resolved(model, **{"device": "cpu", **options})) == facts
+
+
+@pytest.mark.usefixtures("built")
+def test_quantised_blocks_of_a_gguf_file_stay_what_they_are(tmp_path: Path, run_dir: Path) -> None:
+    path = str(write_gguf(tmp_path / "tiny.gguf"))
+    assert kernel_facts(resolved(path, device="cpu")) == ("native", "bfloat16", "bfloat16", "stored")
+    assert resolved(path, device="cpu", quantization="none").worker.quantization == "none"
+    assert resolved(path, device="cpu", dtype="float32").worker.quantization == "none"
+
+
+@pytest.mark.usefixtures("not_built")
+def test_without_the_library_torch_computes(model: str) -> None:
+    config = resolved(model, device="cpu", dtype="bfloat16")
+    assert kernel_facts(config) == ("torch", "bfloat16", "bfloat16", "none")
+    with pytest.raises(ConfigError, match="kernels: native was asked for, but not built"):
+        resolved(model, device="cpu", kernels="native")
+    with pytest.raises(ConfigError, match="quantization: int8 takes the native kernels, but not built"):
+        resolved(model, device="cpu", quantization="int8")
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dtype": "float32", "quantization": "int8"}, "quantization: int8 .* they compute in bfloat16.* is float32"),
+        ({"device": "cuda", "quantization": "int4"}, "quantization: int4 .* they are for the cpu, and device is cuda"),
+        ({"kernels": "torch", "quantization": "int4"}, "quantization: int4 .* kernels is torch"),
+        ({"kernels": "native", "dtype": "float16"}, "kernels: native .* dtype is float16"),
+        ({"kernels": "native", "block_size": 7}, "kernels: native .* block_size must be even, not 7"),
+        ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, r"kv_cache_dtype: .* dtype \(float32\), not bfloat16"),
+    ],
+)
+def test_options_that_contradict_each_other_are_named(model: str, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        resolved(model, **{"device": "cpu", **options})
 
 
 def test_workers_share_cores_and_memory(model: str) -> None:

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from procengine.kv_tensors import KVTensors
 from procengine.logits_processors import LogitsContext
-from procengine.messages import StepInput, StepResult
-from procengine.models.llama import LlamaModel
 from procengine.models.loader import load_model
-from procengine.pipeline import Pipeline
-from procengine.request import Request, RowRules, RowSampling
+from procengine.request import RowRules, RowSampling
 from procengine.row_features import BAD_WORDS, BIAS, EARLY_STOPS, GRAMMAR, PENALTIES, RANDOM
-from procengine.runner import GenerateRunner
-from procengine.step_output import WorkerIdentity
-from procengine.step_payload import RESULT_SECTIONS, cut_sections, iter_rounds, join_int64
-from procengine.workflows.generate import GeneratePlanner
+from procengine.torch_executor import TorchModel
 from tests.model_configs import model_config_from_hf
 from tests.unit.models.tiny_models import save_tiny_model
-from tests.unit.simulated_worker import ToyMasks, limits
-
-VOCAB = 97
-PROMPTS = [[(7 * i * i + 3 * i + row) % VOCAB for i in range(length)] for row, length in enumerate((5, 23, 40, 9))]
+from tests.unit.runner_engine import PROMPTS, VOCAB, Engine, TinyModel
+from tests.unit.simulated_worker import ToyMasks
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,83 +32,11 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, LlamaModel]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, TinyModel]:
     folder: Path = tmp_path_factory.mktemp("llama")
     oracle = save_tiny_model("llama", folder)
-    return oracle, load_model(model_config_from_hf(oracle.config, folder), torch.float32, "cpu", progress=False)
-
-
-class Engine:
-    """A pipeline and a runner, and what came out of it by request key."""
-
-    def __init__(self, model: LlamaModel, *, depth: int = 2, processors: Sequence[Any] = (), **changes: Any) -> None:
-        own = limits(**{"block_size": 4, "max_model_len": 128, "num_blocks": 128, **changes})
-        self.planner = GeneratePlanner(own)
-        self.pipeline = Pipeline(0, lambda: {"generate": self.planner}, depth)
-        self.tokens: dict[int, list[int]] = {}
-        self.logprobs: dict[int, list[tuple[list[int], list[float], list[int]]]] = {}
-        self.prompt: dict[int, dict[int, tuple[list[int], list[float], list[int]]]] = {}
-        self.runner = GenerateRunner(
-            model,
-            KVTensors(model, own.num_blocks, own.block_size, torch.float32, torch.device("cpu")),
-            vocab_size=VOCAB,
-            max_num_seqs=own.max_num_seqs,
-            max_model_len=own.max_model_len,
-            depth=depth,
-            device=torch.device("cpu"),
-            processors=processors,
-        )
-
-    def add(self, prompt: list[int], max_tokens: int, sampling: RowSampling | None = None, **fields: Any) -> Request:
-        sampling = sampling or RowSampling(0)
-        key = len(self.tokens)
-        array = np.array(prompt, np.int32)
-        request = Request(key, b"", str(key), array, len(prompt) + max_tokens, sampling, **fields)
-        self.tokens[key], self.logprobs[key], self.prompt[key] = [], [], {}
-        self.planner.add(request)
-        return request
-
-    def run(self) -> Engine:
-        results: deque[tuple[StepResult, Any]] = deque()
-        while True:
-            while (step := self.pipeline.next_step()) is not None:
-                assert isinstance(step.header, StepInput)
-                for output in self.runner.run(step.header, step.payload.copy()):
-                    results.append(output.to_message(WorkerIdentity(0, 0), output.wait()))
-            if not results:
-                break
-            header, payload = results.popleft()
-            self._take(header, payload)
-            self.pipeline.apply(header, payload)
-        assert self.planner.num_unfinished == 0
-        return self
-
-    def _take(self, header: StepResult, payload: Any) -> None:
-        sections = cut_sections(RESULT_SECTIONS, header.sizes, payload)
-        keys = join_int64(sections["key_words"])
-        for rows, _ in iter_rounds(keys):
-            for row in rows.tolist():
-                self.tokens[int(keys[row])].append(int(sections["token_ids"][row]))
-        for at, row in enumerate(sections["logprob_rows"].tolist()):
-            self.logprobs[int(keys[row])].append(_entry(sections, "logprob_token_ids", "logprobs", "logprob_ranks", at))
-        at = 0
-        for low, high, first, count in sections["prompt_spans"].reshape(-1, 4).tolist():
-            key = int(join_int64(np.array([low, high], np.int32))[0])
-            for position in range(first, first + count):
-                names = ("prompt_logprob_token_ids", "prompt_logprobs", "prompt_logprob_ranks")
-                self.prompt[key][position] = _entry(sections, *names, at, int(sections["prompt_spans"][3::4].sum()))
-                at += 1
-
-
-def _entry(
-    sections: dict[str, Any], ids: str, values: str, ranks: str, at: int, count: int | None = None
-) -> tuple[list[int], list[float], list[int]]:
-    count = sections["logprob_rows"].size if count is None else count
-    return (
-        sections[ids].reshape(count, -1)[at].tolist(),
-        sections[values].view(np.float32).reshape(count, -1)[at].tolist(),
-        sections[ranks].reshape(count, -1)[at].tolist(),
-    )
+    config = model_config_from_hf(oracle.config, folder)
+    return oracle, TinyModel(config, TorchModel(load_model(config, torch.float32, "cpu", progress=False)))
 
 
 def oracle_logits(oracle: Any, token_ids: list[int]) -> Tensor:
@@ -150,7 +67,7 @@ def six_tokens(logits: Tensor, context: LogitsContext) -> Tensor:
 @pytest.mark.parametrize(("num_speculative", "depth"), [(1, 1), (4, 1), (4, 2)])
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
 def test_speculation_changes_no_token(
-    pair: tuple[Any, LlamaModel], temperature: float, num_speculative: int, depth: int
+    pair: tuple[Any, TinyModel], temperature: float, num_speculative: int, depth: int
 ) -> None:
     plain = Engine(pair[1], depth=depth, processors=[six_tokens])
     drafting = Engine(pair[1], depth=depth, processors=[six_tokens], num_speculative_tokens=num_speculative)
@@ -164,7 +81,7 @@ def test_speculation_changes_no_token(
     assert 10 < counters.num_accepted_tokens < counters.num_draft_tokens
 
 
-def test_speculation_beside_rows_with_everything_else(pair: tuple[Any, LlamaModel]) -> None:
+def test_speculation_beside_rows_with_everything_else(pair: tuple[Any, TinyModel]) -> None:
     def add_all(engine: Engine) -> Engine:
         engine.add(PROMPTS[0], 40)
         engine.add(PROMPTS[1], 30, RowSampling(0, features=PENALTIES, repetition_penalty=1.3))
@@ -190,7 +107,7 @@ def test_speculation_beside_rows_with_everything_else(pair: tuple[Any, LlamaMode
 
 @pytest.mark.parametrize("budget", [7, 16, 128])
 def test_smp_14_prompt_logprobs_are_those_of_transformers_cold_and_warm(
-    pair: tuple[Any, LlamaModel], budget: int
+    pair: tuple[Any, TinyModel], budget: int
 ) -> None:
     oracle, model = pair
     prompt = (PROMPTS[2] * 3)[:100]  # more than one chunk of logits
@@ -213,7 +130,7 @@ def test_smp_14_prompt_logprobs_are_those_of_transformers_cold_and_warm(
                 assert ranks[1:3] == [1, 2]
 
 
-def test_logprobs_are_the_models_own_whatever_changes_the_logits(pair: tuple[Any, LlamaModel]) -> None:
+def test_logprobs_are_the_models_own_whatever_changes_the_logits(pair: tuple[Any, TinyModel]) -> None:
     oracle, model = pair
     engine = Engine(model)
     sampling = RowSampling(0, num_logprobs=1, features=BIAS | PENALTIES, repetition_penalty=1.5)
@@ -231,7 +148,7 @@ def test_logprobs_are_the_models_own_whatever_changes_the_logits(pair: tuple[Any
 
 @pytest.mark.parametrize(("depth", "decode_steps"), [(1, 1), (3, 1), (2, 4)])
 def test_smp_08_repetition_penalty_is_that_of_transformers(
-    pair: tuple[Any, LlamaModel], depth: int, decode_steps: int
+    pair: tuple[Any, TinyModel], depth: int, decode_steps: int
 ) -> None:
     oracle, model = pair
     engine = Engine(model, depth=depth, decode_steps=decode_steps, max_num_batched_tokens=16)
@@ -252,7 +169,7 @@ def test_smp_08_repetition_penalty_is_that_of_transformers(
 
 @pytest.mark.parametrize("decode_steps", [1, 4])
 def test_smp_08_frequency_and_presence_count_the_output_also_after_a_preemption(
-    pair: tuple[Any, LlamaModel], decode_steps: int
+    pair: tuple[Any, TinyModel], decode_steps: int
 ) -> None:
     oracle, model = pair
 
@@ -270,7 +187,7 @@ def test_smp_08_frequency_and_presence_count_the_output_also_after_a_preemption(
         assert engine.tokens[key] == oracle_greedy(oracle, prompt, 24, change)
 
 
-def test_bans_and_allowed_tokens_hold_and_neighbours_do_not_notice(pair: tuple[Any, LlamaModel]) -> None:
+def test_bans_and_allowed_tokens_hold_and_neighbours_do_not_notice(pair: tuple[Any, TinyModel]) -> None:
     oracle, model = pair
     free = oracle_greedy(oracle, PROMPTS[0], 12)
     engine = Engine(model)
@@ -300,9 +217,7 @@ def test_bans_and_allowed_tokens_hold_and_neighbours_do_not_notice(pair: tuple[A
 
 
 @pytest.mark.parametrize(("depth", "decode_steps"), [(1, 1), (2, 1), (1, 4), (2, 4)])
-def test_masks_hold_for_their_rows_and_for_no_other(
-    pair: tuple[Any, LlamaModel], depth: int, decode_steps: int
-) -> None:
+def test_masks_hold_for_their_rows_and_for_no_other(pair: tuple[Any, TinyModel], depth: int, decode_steps: int) -> None:
     """With several passes a step, a constrained row takes part in the first: its mask is nobody's in the others."""
     oracle, model = pair
     engine = Engine(model, depth=depth, decode_steps=decode_steps)
@@ -333,7 +248,7 @@ def constrained_greedy(oracle: Any, prompt: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("decode_steps", [1, 4])
 def test_processor_sees_whose_logits_they_are_and_has_the_last_word(
-    pair: tuple[Any, LlamaModel], decode_steps: int
+    pair: tuple[Any, TinyModel], decode_steps: int
 ) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -354,7 +269,7 @@ def test_processor_sees_whose_logits_they_are_and_has_the_last_word(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_row_of_which_everything_is_forbidden_yields_some_token_and_harms_nobody(
-    pair: tuple[Any, LlamaModel], temperature: float
+    pair: tuple[Any, TinyModel], temperature: float
 ) -> None:
     engine = Engine(pair[1])
     features = BIAS | EARLY_STOPS | (RANDOM if temperature else 0)

@@ -37,8 +37,10 @@ def write_gguf(
     heads: tuple[int, int],
     matrix_type: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     extra: dict[str, npt.NDArray[Any]] | None = None,
+    types: dict[str, gguf.GGMLQuantizationType] | None = None,
 ) -> None:
-    """Matrices in `matrix_type`, vectors in float32; q and k rows interleaved for architecture "llama"."""
+    """Matrices in `matrix_type`, or what `types` says of them by name; vectors in float32; q and k rows interleaved for
+    architecture "llama"."""
     writer = gguf.GGUFWriter(path, architecture)
     for name, tensor in tensors.items():
         values = tensor.float().numpy()
@@ -48,8 +50,8 @@ def write_gguf(
         if values.ndim == 1:
             writer.add_tensor(_gguf_name(name), values)
         else:
-            raw = gguf.quantize(values, matrix_type)
-            writer.add_tensor(_gguf_name(name), raw, raw_dtype=matrix_type)
+            own_type = (types or {}).get(name, matrix_type)
+            writer.add_tensor(_gguf_name(name), gguf.quantize(values, own_type), raw_dtype=own_type)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()

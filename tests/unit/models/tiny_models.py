@@ -49,12 +49,15 @@ _BASE: dict[str, Any] = {
 }
 
 
-def save_tiny_model(kind: str, folder: Path, max_shard_size: str = "5GB") -> Any:
-    """A float32 transformers model with random weights, norms and biases included, saved to `folder`."""
+def save_tiny_model(kind: str, folder: Path, max_shard_size: str = "5GB", **changes: Any) -> Any:
+    """A float32 transformers model with random weights, norms and biases included, saved to `folder`.
+
+    `changes` override values of the configuration.
+    """
     import transformers
 
-    prefix, changes = KINDS[kind]
-    config = getattr(transformers, f"{prefix}Config")(**{**_BASE, **changes})
+    prefix, of_kind = KINDS[kind]
+    config = getattr(transformers, f"{prefix}Config")(**{**_BASE, **of_kind, **changes})
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(5)
         model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval().float()

@@ -1,0 +1,3 @@
+#include "attention_kernel.h"
+
+pe::AttentionKernels pe::attention_kernels_avx2(int32_t kv_dtype) { return kernels_of(kv_dtype); }

@@ -1,0 +1,631 @@
+// The attention kernel, compiled once for each instruction set. See attention.h for what it computes.
+//
+// All work is a product of some query rows with a tile of keys, a softmax step, and a product with the tile's values
+// (flash attention, Dao 2022, arXiv:2205.14135). An item of work is a kv head and some query tokens of one sequence; its
+// rows are these tokens in all query heads that share the kv head. So each key and value is read from memory once for
+// all of them.
+//
+// The left side of both products is packed as the unit wants it; the right side is read where it lies (kv_cache.h).
+#pragma once
+
+#include "attention_kernels.h"
+#include "vector.h"
+
+namespace pe {
+namespace {
+
+constexpr int TILE = 64;  // keys worked on at a time
+#if defined(__AVX512F__)
+constexpr int ROWS = 8;  // of a product at a time
+#else
+constexpr int ROWS = 4;
+#endif
+constexpr int MAX_ROWS = 128;        // of an item
+constexpr int MAX_SHARED_ROWS = 16;  // of an item that threads may share
+constexpr float LOG2_E = 1.44269504f;
+
+static_assert(ATTENTION_PARTITION % TILE == 0, "tiles do not cross partitions");
+static_assert(MAX_ROWS >= ATTENTION_MAX_GROUP, "a query token is not divided");
+
+PE_ALWAYS_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+PE_ALWAYS_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+PE_ALWAYS_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+PE_ALWAYS_INLINE int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// What the 32 bits of a unit hold on the right side of a product, and how LANES of them are multiplied with one of the
+// left side, which takes PACKED floats.
+
+struct FloatUnit {
+    static constexpr int STEP = 1;  // neighbours (dimensions of a key, positions of a value) to a unit
+    static constexpr int PACKED = 1;
+
+    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) { return fma(splat(*a), bit_cast<f32v>(b), sum); }
+    PE_ALWAYS_INLINE static void pack(float* to, int64_t at, f32v values, int64_t left) {
+        store_upto(to + at, values, left);
+    }
+};
+
+#if defined(__AVX512BF16__)
+struct PairUnit {
+    static constexpr int STEP = 2;
+    static constexpr int PACKED = 1;
+
+    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) {
+        return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(bit_cast<int32_t>(*a)), (__m512bh)b);
+    }
+    PE_ALWAYS_INLINE static void pack(float* to, int64_t at, f32v values, int64_t left) {
+        store_upto(reinterpret_cast<bf16*>(to) + at, values, left);
+    }
+};
+#else
+struct PairUnit {
+    static constexpr int STEP = 2;
+    static constexpr int PACKED = 2;
+
+    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) {
+        const f32v first = bit_cast<f32v>(b << 16), second = bit_cast<f32v>(b & 0xffff0000u);
+        return fma(splat(a[1]), second, fma(splat(a[0]), first, sum));
+    }
+    PE_ALWAYS_INLINE static void pack(float* to, int64_t at, f32v values, int64_t left) {
+        store_upto(to + at, values, left);
+    }
+};
+#endif
+
+PE_ALWAYS_INLINE u32v load_units(const uint32_t* from) {
+    u32v v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+// Loaded once, and not again for every row.
+PE_ALWAYS_INLINE u32v kept(u32v units) {
+    PE_KEEP_IN_REGISTER(units);
+    return units;
+}
+
+// c[r][v] = c[r][v] * factors[r] (0 without factors) + sum over k < depth of a[r][k] x right(k, v), where c[r][v] is the
+// v-th vector of row r and right(k, v) one of units.
+template <typename Unit, int NUM_ROWS, int NUM_VECTORS, typename Right>
+PE_ALWAYS_INLINE void multiply(const float* a, int64_t a_stride, int64_t depth, const Right& right, float* c,
+                               int64_t c_stride, const float* factors) {
+    f32v sums[NUM_ROWS][NUM_VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < NUM_ROWS; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < NUM_VECTORS; ++v)
+            sums[r][v] = factors == nullptr ? f32v{} : load(c + r * c_stride + v * LANES) * factors[r];
+    for (int64_t k = 0; k < depth; ++k) {
+        // Variables, not an array, which the compiler would keep in memory.
+        const u32v b0 = kept(right(k, 0));
+        const u32v b1 = NUM_VECTORS > 1 ? kept(right(k, 1)) : b0;
+        const u32v b2 = NUM_VECTORS > 2 ? kept(right(k, 2)) : b0;
+        const u32v b3 = NUM_VECTORS > 3 ? kept(right(k, 3)) : b0;
+#pragma GCC unroll 8
+        for (int r = 0; r < NUM_ROWS; ++r) {
+            const float* const left = a + r * a_stride + k * Unit::PACKED;
+            sums[r][0] = Unit::dot(sums[r][0], left, b0);
+            if constexpr (NUM_VECTORS > 1) sums[r][1] = Unit::dot(sums[r][1], left, b1);
+            if constexpr (NUM_VECTORS > 2) sums[r][2] = Unit::dot(sums[r][2], left, b2);
+            if constexpr (NUM_VECTORS > 3) sums[r][3] = Unit::dot(sums[r][3], left, b3);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < NUM_ROWS; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < NUM_VECTORS; ++v) store(c + r * c_stride + v * LANES, sums[r][v]);
+}
+
+struct Sizes {
+    int64_t group;         // query heads to a kv head
+    int64_t query_tokens;  // of an item
+    int64_t key_units;     // of a query or key
+    int64_t padded_dim;    // head_dim in whole vectors
+    bool is_whole_dim;
+    int64_t state_stride;  // floats of a row's state: LANES partial sums of probabilities, then the weighted values
+
+    template <typename Unit>
+    static Sizes of(const AttentionArgs& args) {
+        const int64_t group = args.num_heads / args.num_kv_heads;
+        const int64_t padded_dim = round_up(args.head_dim, LANES);
+        const int64_t tokens = MAX_ROWS / group;
+        return {group, tokens > ROWS ? tokens / ROWS * ROWS : tokens, ceil_div(args.head_dim, Unit::STEP), padded_dim,
+                args.head_dim == padded_dim, LANES + padded_dim};
+    }
+
+    int64_t shared_state_floats() const { return MAX_SHARED_ROWS * (state_stride + LANES); }
+};
+
+// A kv head and some neighbouring query tokens of one sequence.
+struct Item {
+    int64_t row;  // of the batch
+    int64_t kv_head;
+    int64_t first_token;  // of the packed query tokens
+    int64_t num_tokens;
+    int64_t first_position;  // of its first token in its sequence
+    int64_t keys_begin;      // positions that any of its tokens sees
+    int64_t keys_end;
+    int64_t num_rows;  // num_tokens x heads of the group
+
+    int64_t first_partition() const { return keys_begin / ATTENTION_PARTITION; }
+    int64_t num_partitions() const { return ceil_div(keys_end, ATTENTION_PARTITION) - first_partition(); }
+};
+
+// A row of the batch as work: `num_tiles` of query tokens x kv heads are its items. An item that is a large part of all
+// the work, as when few rows have long contexts, is divided further, into a unit for each of its partitions.
+struct Row {
+    int64_t index;
+    int64_t num_tiles;
+    int64_t num_tokens;
+    int64_t length;
+    int64_t cost;  // of an item, roughly
+    int64_t num_partitions;
+    bool is_shareable;
+
+    Row(const AttentionArgs& args, const Sizes& sizes, int64_t row) : index(row) {
+        num_tokens = args.query_start_loc[row + 1] - args.query_start_loc[row];
+        num_tiles = ceil_div(num_tokens, sizes.query_tokens);
+        length = args.seq_lens[row];
+        if (num_tiles == 0) {
+            cost = num_partitions = 0;
+            is_shareable = false;
+            return;
+        }
+        const Item item = this->item(args, sizes, 0, 0);
+        cost = (item.keys_end - item.keys_begin) * (item.num_rows + 12);  // reading a key costs as much as some rows
+        num_partitions = item.num_partitions();
+        is_shareable = item.num_rows <= MAX_SHARED_ROWS && num_tiles == 1 && num_partitions > 1;
+    }
+
+    // Tiles count from the last one, which sees the most keys: what takes longest is begun first.
+    Item item(const AttentionArgs& args, const Sizes& sizes, int64_t tile, int64_t kv_head) const {
+        const int64_t first = (num_tiles - 1 - tile) * sizes.query_tokens;
+        const int64_t count = least(sizes.query_tokens, num_tokens - first);
+        const int64_t position = length - num_tokens + first;
+        const int64_t begin = args.sliding_window > 0 ? most(0, position + 1 - args.sliding_window) : 0;
+        const int64_t end = args.is_causal ? position + count : length;
+        return {index, kv_head, args.query_start_loc[index] + first, count, position, begin, end, count * sizes.group};
+    }
+};
+
+// How the work is cut: a function of the arguments and the number of threads.
+struct Plan {
+    int64_t most_undivided;  // cost
+
+    Plan(const AttentionArgs& args, const Sizes& sizes) {
+        int64_t total = 0;
+        for (int64_t r = 0; r < args.num_rows; ++r) {
+            const Row row(args, sizes, r);
+            total += row.cost * row.num_tiles * args.num_kv_heads;
+        }
+        most_undivided = args.num_threads == 1 ? INT64_MAX : total / (ATTENTION_SHARES * args.num_threads);
+    }
+
+    bool is_divided(const Row& row) const { return row.is_shareable && row.cost > most_undivided; }
+    int64_t units_per_item(const Row& row) const { return is_divided(row) ? row.num_partitions : 1; }
+};
+
+// The states of an item's rows: what a softmax over some of the keys has summed up. `highest` is the largest score.
+struct States {
+    float* highest;
+    float* sums;  // [rows, state_stride]
+};
+
+struct Scratch {
+    float* queries;    // [rows, key_units], packed
+    uint32_t* keys;    // [key_units, TILE], for blocks that whole vectors do not fit in
+    uint32_t* values;  // [padded_dim], the last values of an odd number
+    States total;
+    States part;
+
+    // Takes what it needs from `memory`; returns the end of it.
+    template <typename Unit>
+    char* place(const Sizes& sizes, char* memory) {
+        const auto take = [&memory](int64_t floats) {
+            char* const begin = memory;
+            memory += round_up(floats * sizeof(float), 64);
+            return begin;
+        };
+        queries = reinterpret_cast<float*>(take(MAX_ROWS * sizes.key_units * Unit::PACKED));
+        keys = reinterpret_cast<uint32_t*>(take(TILE * sizes.key_units));
+        values = reinterpret_cast<uint32_t*>(take(sizes.padded_dim));
+        total = {reinterpret_cast<float*>(take(MAX_ROWS)), nullptr};
+        total.sums = reinterpret_cast<float*>(take(MAX_ROWS * sizes.state_stride));
+        part = {reinterpret_cast<float*>(take(MAX_ROWS)), nullptr};
+        part.sums = reinterpret_cast<float*>(take(MAX_ROWS * sizes.state_stride));
+        return memory;
+    }
+};
+
+constexpr float NOTHING = -__builtin_inff();  // the highest score before there is one
+
+// total = total and part together.
+__attribute__((noinline)) void merge(States total, States part, int64_t num_rows, const Sizes& sizes, float scale) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+        float* const to = total.sums + r * sizes.state_stride;
+        const float* const from = part.sums + r * sizes.state_stride;
+        if (part.highest[r] == NOTHING) continue;
+        if (total.highest[r] == NOTHING) {
+            total.highest[r] = part.highest[r];
+            std::memcpy(to, from, sizes.state_stride * sizeof(float));
+            continue;
+        }
+        const float highest = total.highest[r] > part.highest[r] ? total.highest[r] : part.highest[r];
+        const f32v a = exp2_clamped(splat((total.highest[r] - highest) * scale));
+        const f32v b = exp2_clamped(splat((part.highest[r] - highest) * scale));
+        for (int64_t i = 0; i < sizes.state_stride; i += LANES)
+            store(to + i, fma(a, load(to + i), b * load(from + i)));
+        total.highest[r] = highest;
+    }
+}
+
+PE_ALWAYS_INLINE void clear(States states, int64_t num_rows, const Sizes& sizes) {
+    for (int64_t r = 0; r < num_rows; ++r) states.highest[r] = NOTHING;
+    std::memset(states.sums, 0, num_rows * sizes.state_stride * sizeof(float));
+}
+
+// Where a query of an item begins in q, or its result in out.
+PE_ALWAYS_INLINE int64_t element_of(const AttentionArgs& args, const Sizes& sizes, const Item& item, int64_t token,
+                                    int64_t head, int64_t token_stride) {
+    return (item.first_token + token) * token_stride + (item.kv_head * sizes.group + head) * args.head_dim;
+}
+
+template <typename Query>
+PE_ALWAYS_INLINE void write_row(Query* to, const float* sums, int64_t head_dim) {
+    const f32v factor = splat(1.0f / reduce_add(load(sums)));
+    for (int64_t i = 0; i < head_dim; i += LANES)
+        store_upto(to + i, load(sums + LANES + i) * factor, head_dim - i);
+}
+
+__attribute__((noinline)) void write(const AttentionArgs& args, const Sizes& sizes, const Item& item, States total) {
+    for (int64_t token = 0; token < item.num_tokens; ++token)
+        for (int64_t head = 0; head < sizes.group; ++head) {
+            const int64_t at = element_of(args, sizes, item, token, head, args.out_stride);
+            const float* const sums = total.sums + (token * sizes.group + head) * sizes.state_stride;
+            if (args.q_dtype == BF16)
+                write_row(static_cast<bf16*>(args.out) + at, sums, args.head_dim);
+            else
+                write_row(static_cast<float*>(args.out) + at, sums, args.head_dim);
+        }
+}
+
+// One item's way over its keys.
+template <typename Unit>
+class ItemWorker {
+    static constexpr int KEY_VECTORS = TILE / LANES;
+    static constexpr int PROBABILITIES = TILE / Unit::STEP * Unit::PACKED;  // floats of a packed row
+
+  public:
+    ItemWorker(const AttentionArgs& args, const Sizes& sizes, const Scratch& scratch, const Item& item)
+        : args_(args), sizes_(sizes), scratch_(scratch), item_(item), scale_(args.scale * LOG2_E) {
+        for (int64_t token = 0; token < item.num_tokens; ++token)
+            for (int64_t head = 0; head < sizes.group; ++head) pack_query(token, head);
+    }
+
+    void sum_partition(int64_t partition, States states) {
+        clear(states, item_.num_rows, sizes_);
+        const int64_t begin = most(partition * ATTENTION_PARTITION, item_.keys_begin / TILE * TILE);
+        const int64_t end = least((partition + 1) * ATTENTION_PARTITION, item_.keys_end);
+        for (int64_t key = begin; key < end; key += TILE) sum_tile(key, least(TILE, end - key), states);
+    }
+
+    void sum_all(States total) {
+        sum_partition(item_.first_partition(), total);
+        for (int64_t p = 1; p < item_.num_partitions(); ++p) {
+            sum_partition(item_.first_partition() + p, scratch_.part);
+            merge(total, scratch_.part, item_.num_rows, sizes_, scale_);
+        }
+    }
+
+  private:
+    void pack_query(int64_t token, int64_t head) {
+        const int64_t row = token * sizes_.group + head;
+        const int64_t at = element_of(args_, sizes_, item_, token, head, args_.q_stride);
+        float* const to = scratch_.queries + row * sizes_.key_units * Unit::PACKED;
+        if (args_.q_dtype == BF16)
+            pack_row(to, static_cast<const bf16*>(args_.q) + at);
+        else
+            pack_row(to, static_cast<const float*>(args_.q) + at);
+        const int64_t position = item_.first_position + token;
+        rows_end_[row] = args_.is_causal ? position + 1 : item_.keys_end;
+        rows_begin_[row] = args_.sliding_window > 0 ? most(0, position + 1 - args_.sliding_window) : 0;
+    }
+
+    template <typename Query>
+    PE_ALWAYS_INLINE void pack_row(float* to, const Query* from) const {
+        for (int64_t i = 0; i < args_.head_dim; i += LANES)
+            Unit::pack(to, i, load_upto(from + i, args_.head_dim - i), args_.head_dim - i);
+    }
+
+    // Keys first_key .. first_key + count, which lie in one partition.
+    void sum_tile(int64_t first_key, int64_t count, States states) {
+        find_keys(first_key, count);
+        find_values(first_key, count);
+        fetch_values(count);
+        for (int64_t row = 0; row < item_.num_rows; row += ROWS) {
+            switch (least(ROWS, item_.num_rows - row)) {
+                case 1: sum_rows<1>(row, first_key, count, states); break;
+                case 2: sum_rows<2>(row, first_key, count, states); break;
+                case 3: sum_rows<3>(row, first_key, count, states); break;
+                case 4: sum_rows<4>(row, first_key, count, states); break;
+#if defined(__AVX512F__)
+                case 5: sum_rows<5>(row, first_key, count, states); break;
+                case 6: sum_rows<6>(row, first_key, count, states); break;
+                case 7: sum_rows<7>(row, first_key, count, states); break;
+                case 8: sum_rows<8>(row, first_key, count, states); break;
+#endif
+            }
+        }
+    }
+
+    const uint32_t* head_of_block(const void* cache, int64_t block) const {
+        return head_of_block(cache, block, item_.kv_head);
+    }
+    const uint32_t* head_of_block(const void* cache, int64_t block, int64_t head) const {
+        const int64_t head_units = args_.block_size / Unit::STEP * args_.head_dim;
+        const int64_t id = args_.block_tables[item_.row * args_.table_stride + block];
+        return static_cast<const uint32_t*>(cache) + (id * args_.num_kv_heads + head) * head_units;
+    }
+
+    // Where each vector of keys lies, and how far apart its units are.
+    void find_keys(int64_t first_key, int64_t count) {
+        if (args_.block_size % LANES != 0) return gather_keys(first_key, count);
+        key_stride_ = args_.block_size;
+        for (int64_t i = 0; i < KEY_VECTORS; ++i) {
+            const int64_t key = first_key + (i * LANES < count ? i * LANES : 0);  // any place to read: it is masked
+            key_vectors_[i] = head_of_block(args_.keys, key / args_.block_size) + key % args_.block_size;
+        }
+    }
+
+    // Copies the keys side by side.
+    void gather_keys(int64_t first_key, int64_t count) {
+        key_stride_ = TILE;
+        for (int64_t i = 0; i < KEY_VECTORS; ++i) key_vectors_[i] = scratch_.keys + i * LANES;
+        for (int64_t i = 0; i < count;) {
+            const int64_t key = first_key + i, within = key % args_.block_size;
+            const int64_t here = least(count - i, args_.block_size - within);
+            const uint32_t* const from = head_of_block(args_.keys, key / args_.block_size) + within;
+            for (int64_t unit = 0; unit < sizes_.key_units; ++unit)
+                std::memcpy(scratch_.keys + unit * TILE + i, from + unit * args_.block_size, here * sizeof *from);
+            i += here;
+        }
+    }
+
+    // Asks for the tile's values, which are needed once the scores are there.
+    void fetch_values(int64_t count) const {
+        for (int64_t i = 0; i < count / Unit::STEP; ++i)
+            for (int64_t d = 0; d < args_.head_dim; d += 16) __builtin_prefetch(value_rows_[i] + d, 0, 2);
+    }
+
+    // Asks for the keys of the next tile, or of the next head's first.
+    void fetch_next_keys(int64_t first_key, int64_t count) const {
+        int64_t key = first_key + count, head = item_.kv_head, left = item_.keys_end - key;
+        if (left <= 0) {
+            key = item_.keys_begin / TILE * TILE;
+            left = item_.keys_end - key;
+            if (++head == args_.num_kv_heads) return;
+        }
+        const int64_t end = key + least(left, TILE);
+        for (; key < end; key += LANES) {
+            const uint32_t* const at = head_of_block(args_.keys, key / args_.block_size, head) + key % args_.block_size;
+            for (int64_t unit = 0; unit < sizes_.key_units; ++unit) __builtin_prefetch(at + unit * args_.block_size, 0, 2);
+        }
+    }
+
+    // Where each row of value units lies. What is beyond the last value may be NaN and is replaced: 0 x NaN is no 0.
+    void find_values(int64_t first_key, int64_t count) {
+        for (int64_t i = 0; i < count; i += Unit::STEP) {
+            const int64_t key = first_key + i;
+            value_rows_[i / Unit::STEP] = head_of_block(args_.values, key / args_.block_size) +
+                                          key % args_.block_size / Unit::STEP * args_.head_dim;
+        }
+        if (count % Unit::STEP == 0) return;
+        const uint32_t*& last = value_rows_[count / Unit::STEP];
+        for (int64_t d = 0; d < args_.head_dim; ++d) scratch_.values[d] = last[d] & 0x0000ffffu;
+        last = scratch_.values;
+    }
+
+    // Rows `row` .. of the item against the packed tile, all or those of its panels that they see.
+    template <int NUM_ROWS>
+    void sum_rows(int64_t row, int64_t first_key, int64_t count, States states) {
+        const int64_t begin = most(0, rows_begin_[row] - first_key) / LANES * LANES;
+        const int64_t end = least(count, rows_end_[row + NUM_ROWS - 1] - first_key);
+        if (begin >= end) return;
+        alignas(64) float scores[NUM_ROWS * TILE];
+        alignas(64) float probabilities[NUM_ROWS * PROBABILITIES];
+        float factors[NUM_ROWS];
+        const float* const queries = scratch_.queries + row * sizes_.key_units * Unit::PACKED;
+        const int64_t key_stride = key_stride_;
+        for_vectors<NUM_ROWS>(begin / LANES, ceil_div(end, LANES), [&](auto vectors, int64_t first) {
+            const uint32_t* keys[vectors.COUNT];
+            for (int v = 0; v < vectors.COUNT; ++v) keys[v] = key_vectors_[first + v];
+            multiply<Unit, NUM_ROWS, vectors.COUNT>(
+                queries, sizes_.key_units * Unit::PACKED, sizes_.key_units,
+                [&](int64_t k, int64_t v) { return load_units(keys[v] + k * key_stride); },
+                scores + first * LANES, TILE, nullptr);
+        });
+        for (int r = 0; r < NUM_ROWS; ++r)
+            factors[r] = take_scores(scores + r * TILE, probabilities + r * PROBABILITIES, begin, end,
+                                     rows_begin_[row + r] - first_key, rows_end_[row + r] - first_key,
+                                     states.highest[row + r], states.sums + (row + r) * sizes_.state_stride);
+        if (row == 0) fetch_next_keys(first_key, count);
+        float* const sums = states.sums + row * sizes_.state_stride + LANES;
+        if (sizes_.is_whole_dim)
+            add_values<NUM_ROWS, true>(probabilities, begin / Unit::STEP, ceil_div(end, Unit::STEP), factors, sums);
+        else
+            add_values<NUM_ROWS, false>(probabilities, begin / Unit::STEP, ceil_div(end, Unit::STEP), factors, sums);
+    }
+
+    // sums = sums * factors + probabilities x values, over value units first .. end.
+    template <int NUM_ROWS, bool IS_WHOLE_DIM>
+    PE_ALWAYS_INLINE void add_values(const float* probabilities, int64_t first, int64_t end, const float* factors,
+                                     float* sums) const {
+        const uint32_t* const* const rows = value_rows_ + first;
+        for_vectors<NUM_ROWS>(0, sizes_.padded_dim / LANES, [&](auto vectors, int64_t vector) {
+            multiply<Unit, NUM_ROWS, vectors.COUNT>(
+                probabilities + first * Unit::PACKED, PROBABILITIES, end - first,
+                [&](int64_t k, int64_t v) {
+                    const uint32_t* const from = rows[k] + (vector + v) * LANES;
+                    if (IS_WHOLE_DIM) return load_units(from);
+                    return bit_cast<u32v>(load_upto(reinterpret_cast<const float*>(from),
+                                                    args_.head_dim - (vector + v) * LANES));
+                },
+                sums + vector * LANES, sizes_.state_stride, factors);
+        });
+    }
+
+    template <int N>
+    struct Vectors {
+        static constexpr int COUNT = N;
+    };
+
+    // Calls multiply_some(number of vectors, the first) for vectors first .. end, several at a time.
+    template <int NUM_ROWS, typename MultiplySome>
+    PE_ALWAYS_INLINE static void for_vectors(int64_t first, int64_t end, const MultiplySome& multiply_some) {
+        constexpr int AT_ONCE = NUM_ROWS <= 4 && ROWS > 4 ? 4 : 2;
+        for (; first + AT_ONCE <= end; first += AT_ONCE) multiply_some(Vectors<AT_ONCE>{}, first);
+        for (; first < end; ++first) multiply_some(Vectors<1>{}, first);
+    }
+
+    // One row's softmax step over scores begin .. end, of which it sees those from `first` to `last`: fills in its
+    // probabilities, adds them to the sums, and returns what the weighted values of before are to be multiplied by.
+    PE_ALWAYS_INLINE float take_scores(const float* scores, float* probabilities, int64_t begin, int64_t end,
+                                       int64_t first, int64_t last, float& highest, float* sums) const {
+        end = round_up(end, LANES);
+        if (first <= begin && end <= last)
+            return take_seen(scores, probabilities, begin, end, [](int64_t, f32v v, float) { return v; }, highest, sums);
+        if (first < end && begin < last) {
+            const i32v from = splat_int(static_cast<int32_t>(most(first, 0)));
+            const i32v to = splat_int(static_cast<int32_t>(least(last, TILE)));
+            const auto masked = [&](int64_t i, f32v v, float otherwise) {
+                const i32v at = lane_index() + splat_int(static_cast<int32_t>(i));
+                return (at >= from) & (at < to) ? v : splat(otherwise);
+            };
+            return take_seen(scores, probabilities, begin, end, masked, highest, sums);
+        }
+        for (int64_t i = begin; i < end; i += LANES) Unit::pack(probabilities, i, f32v{}, LANES);
+        return 1.0f;
+    }
+
+    // masked(i, values, otherwise): the values that belong to scores i .. where the row sees them.
+    template <typename Masked>
+    PE_ALWAYS_INLINE float take_seen(const float* scores, float* probabilities, int64_t begin, int64_t end,
+                                     const Masked& masked, float& highest, float* sums) const {
+        f32v top = splat(highest);
+        for (int64_t i = begin; i < end; i += LANES) top = max(top, masked(i, load(scores + i), NOTHING));
+        const float before = highest, now = reduce_max(top);
+        highest = now;
+        const f32v scale = splat(scale_), offset = splat(-now * scale_);
+        f32v sum = {};
+        for (int64_t i = begin; i < end; i += LANES) {
+            const f32v p = masked(i, exp2_clamped(fma(load(scores + i), scale, offset)), 0.0f);
+            sum += p;
+            Unit::pack(probabilities, i, p, LANES);
+        }
+        const f32v factor = exp2_clamped(splat((before - now) * scale_));
+        store(sums, fma(load(sums), factor, sum));
+        return factor[0];
+    }
+
+    const AttentionArgs& args_;
+    const Sizes& sizes_;
+    const Scratch& scratch_;
+    const Item& item_;
+    const float scale_;                // of scores, times log2(e)
+    int64_t rows_begin_[MAX_ROWS];     // positions that each row sees
+    int64_t rows_end_[MAX_ROWS];
+    // Of the tile.
+    const uint32_t* key_vectors_[KEY_VECTORS];
+    int64_t key_stride_;
+    const uint32_t* value_rows_[TILE];
+};
+
+// Where the state of a partition of a divided item waits to be merged.
+PE_ALWAYS_INLINE States shared_states(const AttentionArgs& args, const Sizes& sizes, int64_t index) {
+    float* const at = static_cast<float*>(args.workspace) + index * sizes.shared_state_floats();
+    return {at + MAX_SHARED_ROWS * sizes.state_stride, at};
+}
+
+template <typename Unit>
+AttentionUnits count_units(const AttentionArgs& args) {
+    const Sizes sizes = Sizes::of<Unit>(args);
+    const Plan plan(args, sizes);
+    AttentionUnits units{0, 0};
+    for (int64_t r = 0; r < args.num_rows; ++r) {
+        const Row row(args, sizes, r);
+        const int64_t items = row.num_tiles * args.num_kv_heads;
+        units.parts += items * plan.units_per_item(row);
+        if (plan.is_divided(row)) units.merges += items;
+    }
+    return units;
+}
+
+template <typename Unit>
+void run_parts(const AttentionArgs& args, int64_t begin, int64_t end, void* memory) {
+    const Sizes sizes = Sizes::of<Unit>(args);
+    const Plan plan(args, sizes);
+    Scratch scratch;
+    scratch.place<Unit>(sizes, static_cast<char*>(memory));
+    int64_t row_begin = 0, shared = 0;  // units and shared states of the rows before
+    for (int64_t r = 0; r < args.num_rows && row_begin < end; ++r) {
+        const Row row(args, sizes, r);
+        const bool is_divided = plan.is_divided(row);
+        const int64_t per_item = plan.units_per_item(row), count = row.num_tiles * args.num_kv_heads * per_item;
+        for (int64_t i = most(0, begin - row_begin); i < least(count, end - row_begin); ++i) {
+            const int64_t number = i / per_item;
+            const Item item = row.item(args, sizes, number / args.num_kv_heads, number % args.num_kv_heads);
+            ItemWorker<Unit> worker(args, sizes, scratch, item);
+            if (is_divided) {
+                worker.sum_partition(item.first_partition() + i % per_item, shared_states(args, sizes, shared + i));
+            } else {
+                worker.sum_all(scratch.total);
+                write(args, sizes, item, scratch.total);
+            }
+        }
+        row_begin += count;
+        if (is_divided) shared += count;
+    }
+}
+
+template <typename Unit>
+void run_merges(const AttentionArgs& args, int64_t begin, int64_t end) {
+    const Sizes sizes = Sizes::of<Unit>(args);
+    const Plan plan(args, sizes);
+    int64_t row_begin = 0, shared = 0;  // divided items and shared states of the rows before
+    for (int64_t r = 0; r < args.num_rows && row_begin < end; ++r) {
+        const Row row(args, sizes, r);
+        if (!plan.is_divided(row)) continue;
+        const int64_t count = row.num_partitions;
+        for (int64_t i = most(0, begin - row_begin); i < least(args.num_kv_heads, end - row_begin); ++i) {
+            const Item item = row.item(args, sizes, 0, i);
+            const States total = shared_states(args, sizes, shared + i * count);
+            for (int64_t p = 1; p < count; ++p)
+                merge(total, shared_states(args, sizes, shared + i * count + p), item.num_rows, sizes,
+                      args.scale * LOG2_E);
+            write(args, sizes, item, total);
+        }
+        row_begin += args.num_kv_heads;
+        shared += args.num_kv_heads * count;
+    }
+}
+
+template <typename Unit>
+AttentionKernels kernels_for() {
+    return {
+        [](const AttentionArgs& args) {
+            Scratch scratch;
+            return scratch.place<Unit>(Sizes::of<Unit>(args), nullptr) - static_cast<char*>(nullptr);
+        },
+        [](const AttentionArgs& args) { return Sizes::of<Unit>(args).shared_state_floats() * int64_t{sizeof(float)}; },
+        count_units<Unit>,
+        run_parts<Unit>,
+        run_merges<Unit>,
+    };
+}
+
+AttentionKernels kernels_of(int32_t kv_dtype) {
+    return kv_dtype == BF16 ? kernels_for<PairUnit>() : kernels_for<FloatUnit>();
+}
+
+}  // namespace
+}  // namespace pe

@@ -1,0 +1,386 @@
+#include <immintrin.h>
+
+#include "gemm_kernels.h"
+
+#define PE_INLINE static inline __attribute__((always_inline))
+
+namespace pe {
+namespace {
+
+constexpr int INT_ROWS = 6;    // accumulators: 2 x 6 integer, 2 x 6 float
+constexpr int BF16_ROWS = 12;  // accumulators: 2 x 12
+constexpr int USUAL_GROUP = 32;
+constexpr int64_t LINE = 64;
+
+PE_INLINE __m512 load_half(const uint16_t* from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
+PE_INLINE __m512 load_bf16(const void* from) {
+    const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(from));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+PE_INLINE __m512i broadcast4(const void* from) {
+    int32_t value;
+    std::memcpy(&value, from, 4);
+    return _mm512_set1_epi32(value);
+}
+
+typedef int32_t __attribute__((may_alias, aligned(1))) FourBytes;
+
+// sum += the dot products of 16 x 4 bytes of w with the four at `a`. In place of the intrinsic, for which GCC 12 copies
+// the accumulators around and spills them; here the four bytes are broadcast by the instruction itself.
+PE_INLINE void dot4(__m512i& sum, __m512i w, const int8_t* a) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*reinterpret_cast<const FourBytes*>(a)));
+}
+
+// exp(x) for x <= 0 .. 88, to 1 part in 10^7: 2^n * p(f), as in Cephes.
+PE_INLINE __m512 exp_ps(__m512 x) {
+    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.3f)), _mm512_set1_ps(88.3f));
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
+    __m512 f = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    f = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), f);
+    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3981999507e-3f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(8.3334519073e-3f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.1665795894e-2f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.6666665459e-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.0000001201e-1f));
+    p = _mm512_fmadd_ps(p, _mm512_mul_ps(f, f), _mm512_add_ps(f, _mm512_set1_ps(1.0f)));
+    return _mm512_scalef_ps(p, n);
+}
+
+PE_INLINE __m512 silu(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    return _mm512_div_ps(x, _mm512_add_ps(one, exp_ps(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+}
+
+// Adds the residual to 16 values and stores those in `mask`.
+PE_INLINE void store16(const Epilogue& e, int64_t row, int64_t column, __mmask16 mask, __m512 y) {
+    const int64_t at = row * e.out_stride + column;
+    if (e.out_type == F32) {
+        if (e.residual) y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, static_cast<const float*>(e.residual) + at));
+        _mm512_mask_storeu_ps(static_cast<float*>(e.out) + at, mask, y);
+        return;
+    }
+    if (e.residual) {
+        const __m256i bits = _mm256_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(e.residual) + at);
+        y = _mm512_add_ps(y, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)));
+    }
+    _mm256_mask_storeu_epi16(static_cast<uint16_t*>(e.out) + at, mask, (__m256i)_mm512_cvtneps_pbh(y));
+}
+
+PE_INLINE __mmask16 mask_below(int64_t count) {
+    return count >= 16 ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
+}
+
+// Not inlined: one copy for the many tiles, and a call is nothing beside a tile.
+__attribute__((noinline)) void finish(const Epilogue& e, int64_t row, int64_t output, int64_t outputs, __m512 low, __m512 high) {
+    const __mmask16 low_mask = mask_below(outputs - output), high_mask = mask_below(outputs - output - 16);
+    if (e.bias) {
+        low = _mm512_add_ps(low, _mm512_maskz_loadu_ps(low_mask, e.bias + output));
+        high = _mm512_add_ps(high, _mm512_maskz_loadu_ps(high_mask, e.bias + output + 16));
+    }
+    if (e.silu_mul) {
+        store16(e, row, output / 2, low_mask, _mm512_mul_ps(silu(low), high));
+    } else {
+        store16(e, row, output, low_mask, low);
+        if (high_mask) store16(e, row, output + 16, high_mask, high);
+    }
+}
+
+// Brings the next panel from memory while tiles of this one are computed, each tile its part of it, spread over the loop:
+// otherwise memory would rest while all tiles but the first find their weights in the cache.
+struct Prefetch {
+    const char* at;
+    int64_t step_bytes;  // how far to go on for each step of the loop, all tiles together covering the panel
+    int lines;           // what to ask for in each step
+
+    static constexpr int64_t MOST_TILES = 8;  // with more of them, the wait in the first is too little to matter
+
+    static Prefetch part(NextPanel next, int64_t loop_steps, int64_t tile, int64_t tiles) {
+        const int64_t tile_bytes = next.bytes / tiles, step_bytes = tile_bytes / loop_steps;
+        return {reinterpret_cast<const char*>(next.at) + tile * tile_bytes, step_bytes,
+                next.at && tiles <= MOST_TILES ? static_cast<int>((step_bytes + LINE - 1) / LINE) : 0};
+    }
+
+    void step() {
+        for (int line = 0; line < lines; ++line) _mm_prefetch(at + LINE * line, _MM_HINT_T1);
+        at += step_bytes;
+    }
+};
+
+// The weights of two consecutive steps, 32 outputs each.
+template <bool PACKED4>
+struct TwoSteps {
+    __m512i low[2], high[2];
+
+    PE_INLINE TwoSteps load(const uint8_t* from) {
+        const __m512i* at = reinterpret_cast<const __m512i*>(from);
+        if (!PACKED4) {
+            return {{_mm512_loadu_si512(at), _mm512_loadu_si512(at + 2)},
+                    {_mm512_loadu_si512(at + 1), _mm512_loadu_si512(at + 3)}};
+        }
+        const __m512i nibble = _mm512_set1_epi8(15);
+        const __m512i low = _mm512_loadu_si512(at), high = _mm512_loadu_si512(at + 1);
+        return {{_mm512_and_si512(low, nibble), _mm512_and_si512(_mm512_srli_epi16(low, 4), nibble)},
+                {_mm512_and_si512(high, nibble), _mm512_and_si512(_mm512_srli_epi16(high, 4), nibble)}};
+    }
+
+    static constexpr int64_t BYTES = PACKED4 ? 128 : 256;
+};
+
+// GROUP: the size of groups where it is known, so that the compiler unrolls; 0: `w.group`.
+template <int ROWS, int GROUP, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
+void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t output, int64_t outputs,
+              const Epilogue& e, Prefetch prefetch) {
+    // What stands for 0 adds itself times the group's sum: 128 in bytes, 8 in four bits, and 0 in these with mins.
+    constexpr int ZERO_POINT_BITS = PACKED4 ? 3 : 7;
+    const int steps = (GROUP ? GROUP : w.group) / 8;
+    const int64_t rest_of_values = x.rest_of_values(), rest_of_groups = x.rest_of_groups(), words = x.mask_words();
+    const int8_t* a[ROWS];
+    for (int r = 0; r < ROWS; ++r) a[r] = x.values + (row + r) * x.inputs;
+    const uint8_t* group_values = w.values;
+    uint64_t any_rest = 0;
+
+    __m512 y[ROWS][2];
+    for (int r = 0; r < ROWS; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
+    for (int64_t group = 0; group < x.groups; ++group, any_rest >>= 1) {
+        if (group % 64 == 0) {
+            any_rest = 0;
+            for (int r = 0; r < ROWS; ++r) any_rest |= x.rest_masks[(row + r) * words + group / 64];
+        }
+        const float* a_scales = x.scales + row * x.groups + group;
+        const int32_t* minus_sums = x.minus_sums + row * x.groups + group;
+        int64_t k = group * 8 * steps;
+        // Once for the values; once more, of the same weights, where some row of the tile has a rest.
+        for (bool rest = false;; rest = true) {
+            const uint8_t* values = group_values;
+            __m512i sum[ROWS][2];
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512i minus_sum = broadcast4(minus_sums + r * x.groups);
+                sum[r][0] = sum[r][1] =
+                    PACKED4 && MINS ? _mm512_setzero_si512() : _mm512_slli_epi32(minus_sum, ZERO_POINT_BITS);
+            }
+#pragma GCC unroll 4
+            for (int pair = 0; pair < steps; ++pair, k += 8, values += TwoSteps<PACKED4>::BYTES) {
+                if (!rest) prefetch.step();
+                const TwoSteps<PACKED4> b = TwoSteps<PACKED4>::load(values);
+                for (int step = 0; step < 2; ++step) {
+                    for (int r = 0; r < ROWS; ++r) {
+                        dot4(sum[r][0], b.low[step], a[r] + k + 4 * step);
+                        dot4(sum[r][1], b.high[step], a[r] + k + 4 * step);
+                    }
+                }
+            }
+            __m512 scale[2], min[2];
+            if (!CHANNEL_SCALES) {
+                scale[0] = load_half(w.scales + group * PANEL);
+                scale[1] = load_half(w.scales + group * PANEL + 16);
+            }
+            if (MINS) {
+                min[0] = load_half(w.mins + group * PANEL);
+                min[1] = load_half(w.mins + group * PANEL + 16);
+            }
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512 a_scale = _mm512_set1_ps(a_scales[r * x.groups]);
+                for (int half = 0; half < 2; ++half) {
+                    __m512 part = _mm512_cvtepi32_ps(sum[r][half]);
+                    if (!CHANNEL_SCALES) part = _mm512_mul_ps(part, scale[half]);
+                    if (MINS) {
+                        const __m512 minus_sum = _mm512_cvtepi32_ps(broadcast4(minus_sums + r * x.groups));
+                        part = _mm512_fnmadd_ps(min[half], minus_sum, part);
+                    }
+                    y[r][half] = _mm512_fmadd_ps(part, a_scale, y[r][half]);
+                }
+            }
+            if (rest || !(any_rest & 1)) {
+                group_values = values;
+                break;
+            }
+            k += rest_of_values - 8 * steps;
+            a_scales += rest_of_groups;
+            minus_sums += rest_of_groups;
+        }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        if (CHANNEL_SCALES) {
+            y[r][0] = _mm512_mul_ps(y[r][0], load_half(w.scales));
+            y[r][1] = _mm512_mul_ps(y[r][1], load_half(w.scales + 16));
+        }
+        finish(e, row + r, output, outputs, y[r][0], y[r][1]);
+    }
+}
+
+template <int ROWS>
+void bf16_tile(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, int64_t row, int64_t output,
+               int64_t outputs, const Epilogue& e, Prefetch prefetch) {
+    const bf16* a[ROWS];
+    for (int r = 0; r < ROWS; ++r) a[r] = x + (row + r) * x_stride;
+    __m512 y[ROWS][2];
+    for (int r = 0; r < ROWS; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < inputs; k += 8) {
+        prefetch.step();
+#pragma GCC unroll 4
+        for (int pair = 0; pair < 4; ++pair, panel += 2 * LINE) {
+            const __m512bh low = (__m512bh)_mm512_loadu_si512(panel), high = (__m512bh)_mm512_loadu_si512(panel + LINE);
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512bh two = (__m512bh)broadcast4(a[r] + k + 2 * pair);
+                y[r][0] = _mm512_dpbf16_ps(y[r][0], low, two);
+                y[r][1] = _mm512_dpbf16_ps(y[r][1], high, two);
+            }
+        }
+    }
+    for (int r = 0; r < ROWS; ++r) finish(e, row + r, output, outputs, y[r][0], y[r][1]);
+}
+
+// Calls tile.run<ROWS>(row, index, count) for row tiles of at most MAX rows, all about the same height.
+template <int ROWS, typename Tile>
+PE_INLINE void run_tile(int64_t height, const Tile& tile, int64_t row, int64_t index, int64_t count) {
+    if constexpr (ROWS > 1) {
+        if (height != ROWS) return run_tile<ROWS - 1>(height, tile, row, index, count);
+    }
+    tile.template run<ROWS>(row, index, count);
+}
+
+template <int MAX, typename Tile>
+PE_INLINE void for_each_tile(Range rows, const Tile& tile) {
+    const int64_t count = (rows.size() + MAX - 1) / MAX;
+    for (int64_t index = 0; index < count; ++index) {
+        const Range part = share_of(rows.size(), 1, index, count);
+        run_tile<MAX>(part.size(), tile, rows.begin + part.begin, index, count);
+    }
+}
+
+template <int GROUP, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
+struct IntTile {
+    const IntPanel& w;
+    const QuantizedRows& x;
+    int64_t output, outputs;
+    const Epilogue& epilogue;
+    NextPanel next;
+
+    template <int ROWS>
+    void run(int64_t row, int64_t index, int64_t count) const {
+        int_tile<ROWS, GROUP, PACKED4, CHANNEL_SCALES, MINS>(w, x, row, output, outputs, epilogue,
+                                                             Prefetch::part(next, w.inputs / 8, index, count));
+    }
+};
+
+struct Bf16Tile {
+    const uint8_t* panel;
+    int64_t inputs;
+    const bf16* x;
+    int64_t x_stride, output, outputs;
+    const Epilogue& epilogue;
+    NextPanel next;
+
+    template <int ROWS>
+    void run(int64_t row, int64_t index, int64_t count) const {
+        bf16_tile<ROWS>(panel, inputs, x, x_stride, row, output, outputs, epilogue,
+                        Prefetch::part(next, inputs / 8, index, count));
+    }
+};
+
+template <int GROUP, bool PACKED4>
+void int_block_of(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
+                  const Epilogue& e, NextPanel next) {
+    if (w.channel_scales) {
+        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, true, false>{w, x, output, outputs, e, next});
+    } else if (w.mins) {
+        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, false, true>{w, x, output, outputs, e, next});
+    } else {
+        for_each_tile<INT_ROWS>(rows, IntTile<GROUP, PACKED4, false, false>{w, x, output, outputs, e, next});
+    }
+}
+
+void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
+               const Epilogue& e, NextPanel next) {
+    if (w.packed4) {
+        int_block_of<USUAL_GROUP, true>(w, x, rows, output, outputs, e, next);
+    } else if (w.group == USUAL_GROUP) {
+        int_block_of<USUAL_GROUP, false>(w, x, rows, output, outputs, e, next);
+    } else {
+        int_block_of<0, false>(w, x, rows, output, outputs, e, next);
+    }
+}
+
+void bf16_block(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, Range rows, int64_t output,
+                int64_t outputs, const Epilogue& e, NextPanel next) {
+    for_each_tile<BF16_ROWS>(rows, Bf16Tile{panel, inputs, x, x_stride, output, outputs, e, next});
+}
+
+void unpack4(const uint8_t* panel, int64_t inputs, uint8_t offset, uint8_t* bytes) {
+    const __m512i add = _mm512_set1_epi8(static_cast<char>(offset));
+    for (int64_t k = 0; k < inputs; k += 8, panel += TwoSteps<true>::BYTES, bytes += TwoSteps<false>::BYTES) {
+        const TwoSteps<true> b = TwoSteps<true>::load(panel);
+        for (int step = 0; step < 2; ++step) {
+            _mm512_storeu_si512(bytes + 128 * step, _mm512_add_epi8(b.low[step], add));
+            _mm512_storeu_si512(bytes + 128 * step + 64, _mm512_add_epi8(b.high[step], add));
+        }
+    }
+}
+
+void narrow(const float* from, int64_t count, bf16* to) {
+    for (int64_t i = 0; i < count; i += 16)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+}
+
+PE_INLINE __m512 load_as_float(const void* x, DType type, int64_t at) {
+    return type == F32 ? _mm512_loadu_ps(static_cast<const float*>(x) + at)
+                       : load_bf16(static_cast<const uint16_t*>(x) + at);
+}
+
+float peak_of(const void* x, DType type, int64_t at, int64_t count) {
+    __m512 largest = _mm512_setzero_ps();
+    for (int64_t k = 0; k < count; k += 16)
+        largest = _mm512_max_ps(largest, _mm512_abs_ps(load_as_float(x, type, at + k)));
+    return _mm512_reduce_max_ps(largest);
+}
+
+PE_INLINE void store_steps(int8_t* to, __m512i q) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtsepi32_epi8(q));
+}
+
+void quantize_block(const void* x, DType type, int64_t stride, Range rows, const QuantizedRows& to) {
+    const int64_t group = to.inputs / to.groups;
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+        int8_t *values = to.values + row * to.inputs, *rests = values + to.rest_of_values();
+        float *scales = to.scales + row * to.groups, *rest_scales = scales + to.rest_of_groups();
+        int32_t *minus_sums = to.minus_sums + row * to.groups, *minus_rests = minus_sums + to.rest_of_groups();
+        uint64_t* masks = to.rest_masks + row * to.mask_words();
+        for (int64_t word = 0; word < to.mask_words(); ++word) masks[word] = 0;
+        for (int64_t g = 0; g < to.groups; ++g) scales[g] = peak_of(x, type, row * stride + g * group, group);
+        const int64_t limit = outlier_bits(scales, to.groups);
+        for (int64_t g = 0; g < to.groups; ++g) {
+            const float peak = scales[g], inverse = peak > SMALLEST_PEAK ? 127.0f / peak : 0.0f;
+            const bool has_rest = bits_of(peak) > limit && inverse > 0.0f;
+            __m512i sum = _mm512_setzero_si512(), rest_sum = _mm512_setzero_si512();
+            for (int64_t k = g * group; k < (g + 1) * group; k += 16) {
+                const __m512 scaled = _mm512_mul_ps(load_as_float(x, type, row * stride + k), _mm512_set1_ps(inverse));
+                const __m512i q = _mm512_cvtps_epi32(scaled);
+                sum = _mm512_add_epi32(sum, q);
+                store_steps(values + k, q);
+                __m512i rest = _mm512_setzero_si512();
+                if (has_rest) {
+                    const __m512 left = _mm512_sub_ps(scaled, _mm512_cvtepi32_ps(q));
+                    rest = _mm512_cvtps_epi32(_mm512_mul_ps(left, _mm512_set1_ps(REST_STEPS)));
+                    rest_sum = _mm512_add_epi32(rest_sum, rest);
+                }
+                store_steps(rests + k, rest);
+            }
+            scales[g] = peak / 127.0f;
+            minus_sums[g] = -_mm512_reduce_add_epi32(sum);
+            rest_scales[g] = has_rest ? scales[g] / REST_STEPS : 0.0f;
+            minus_rests[g] = has_rest ? -_mm512_reduce_add_epi32(rest_sum) : 0;
+            masks[g / 64] |= uint64_t{has_rest} << (g % 64);
+        }
+    }
+}
+
+}  // namespace
+
+const KernelSet kernels_avx512{int_block, bf16_block, unpack4, USUAL_GROUP, 2 * INT_ROWS, narrow, quantize_block};
+
+}  // namespace pe

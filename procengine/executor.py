@@ -1,0 +1,73 @@
+"""`Executor`: what runs a forward pass, whichever way: in torch, or in one native call.
+
+Owns: the values that go in and out. Never does: compute, or know a step's message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from procengine.kernels.sampling import SamplingFeatures, SamplingTensors
+from procengine.kv_tensors import KVTensors
+
+__all__ = ["Executor", "ForwardBatch", "Model"]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """R rows with T query tokens in all, decode rows (one query token) first. A row's tokens are the last of its
+    context; position p lies in block `block_tables[slot, p // block_size]`. Tensors are on the device."""
+
+    input_ids: Tensor  # int32 [T]
+    positions: Tensor  # int64 [T]
+    query_start_loc: Tensor  # int32 [R + 1]
+    seq_lens: Tensor  # int32 [R], this step's tokens included
+    slots: Tensor  # int64 [R], each row's in `block_tables`
+    block_tables: Tensor  # int32 [slots, blocks], those of rows that are not in the batch too
+    num_decode_rows: int
+    max_query_len: int
+    max_seq_len: int
+    wanted: Tensor | None  # int64 [W], ascending: tokens whose hidden states are asked for; None: all
+
+
+class Executor(Protocol):
+    """A model over a paged cache. One caller at a time, under `torch.inference_mode()`."""
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Writes keys and values of all tokens; gives hidden states after the final norm, [W, hidden_size]."""
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits, float32 [S, vocab_size], of rows of hidden states as `forward` gives them."""
+        ...
+
+    def greedy_tokens(self, hidden: Tensor) -> Tensor:
+        """int32 [S]: where each row's logits have their first maximum."""
+        ...
+
+    def sample(self, logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
+        """int32 [S]: a token for each row of logits, float32 [S, V]; the same whichever executor draws it."""
+        ...
+
+
+class Model(Protocol):
+    """Weights in memory."""
+
+    @property
+    def facts(self) -> dict[str, int | float | str]:
+        """For the log: how the weights are kept and what computes with them."""
+        ...
+
+    def open(self, cache: KVTensors) -> Executor:
+        """The forward pass over `cache`."""
+        ...
+
+    def encode(self, input_ids: Tensor, positions: Tensor, query_start_loc: Tensor, max_query_len: int) -> Tensor:
+        """Hidden states after the final norm, [T, hidden_size], of whole sequences, without a cache.
+
+        input_ids: int32 [T], sequences one behind the other; positions: int64 [T]; query_start_loc: int32 [R + 1].
+        """
+        ...

@@ -1,0 +1,90 @@
+"""The model in torch: on a GPU, in float32, and wherever the native kernels cannot run.
+
+Owns: what attention must know of a batch. Never does: arithmetic; that is in `models.llama` and `kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from procengine.executor import ForwardBatch
+from procengine.kernels.attention import AttentionMetadata, paged_attention, varlen_attention
+from procengine.kernels.kv_cache import write_kv
+from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, sample
+from procengine.kv_tensors import KVTensors
+from procengine.models.llama import LlamaModel
+
+__all__ = ["TorchExecutor", "TorchModel"]
+
+
+class TorchModel:
+    """A `LlamaModel` as runners see it."""
+
+    def __init__(self, model: LlamaModel) -> None:
+        self._model = model
+        self.facts: dict[str, int | float | str] = {"kernels": "torch", "quantization": "none"}
+
+    def open(self, cache: KVTensors) -> TorchExecutor:
+        return TorchExecutor(self._model, cache)
+
+    def encode(self, input_ids: Tensor, positions: Tensor, query_start_loc: Tensor, max_query_len: int) -> Tensor:
+        model = self._model
+
+        def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return varlen_attention(
+                q, k, v, query_start_loc, max_query_len, model.scale, causal=True, sliding_window=model.sliding_window
+            )
+
+        return model.forward(input_ids, positions, attend)
+
+
+class TorchExecutor:
+    """An Executor, operation by operation."""
+
+    def __init__(self, model: LlamaModel, cache: KVTensors) -> None:
+        self._model = model
+        self._cache = cache
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        hidden = self._model.forward(batch.input_ids, batch.positions, self._attention(self._metadata(batch)))
+        return hidden if batch.wanted is None else hidden[batch.wanted]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self._model.compute_logits(hidden)
+
+    def greedy_tokens(self, hidden: Tensor) -> Tensor:
+        return self.compute_logits(hidden).argmax(dim=-1).to(torch.int32)
+
+    def sample(self, logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
+        return sample(logits, tensors, features)
+
+    def _metadata(self, batch: ForwardBatch) -> AttentionMetadata:
+        block_size = self._cache.block_size
+        num_tokens, num_rows = batch.input_ids.shape[0], batch.seq_lens.shape[0]
+        token_slots = batch.slots
+        if num_tokens != num_rows:
+            lengths = batch.query_start_loc.diff()
+            token_slots = torch.repeat_interleave(batch.slots, lengths, output_size=num_tokens)
+        blocks = batch.block_tables[token_slots, batch.positions // block_size].long()
+        return AttentionMetadata(
+            num_decode_rows=batch.num_decode_rows,
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+            block_tables=batch.block_tables[batch.slots, : -(-batch.max_seq_len // block_size)],
+            slot_mapping=blocks * block_size + batch.positions % block_size,
+            max_query_len=batch.max_query_len,
+            max_seq_len=batch.max_seq_len,
+        )
+
+    def _attention(self, meta: AttentionMetadata) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+        cache, scale, window = self._cache, self._model.scale, self._model.sliding_window
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            # All rows write before any row reads: a block may be shared in the very step that fills it.
+            write_kv(k, v, cache.keys[layer], cache.values[layer], meta.slot_mapping)
+            return paged_attention(q, cache.keys[layer], cache.values[layer], meta, scale, window)
+
+        return attend
