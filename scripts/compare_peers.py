@@ -14,6 +14,7 @@ import dataclasses
 import os
 import pydoc_data.topics
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -117,7 +118,7 @@ def main() -> int:
     specs = [spec for spec, _ in ours] + peer_specs(args.peers, home, Path(model.path))
     token_ids = Tokenizer.load(model.tokenizer_path).encode(read_text(), add_special_tokens=False)
     logs = Path(tempfile.mkdtemp(prefix="peers-"))
-    print(f"logs of the engines: {logs}", file=sys.stderr)
+    print(f"logs of the engines, kept if one fails: {logs}", file=sys.stderr)
     results = run_session(
         specs,
         workloads,
@@ -135,7 +136,10 @@ def main() -> int:
             "targets": judge_targets(results, workloads),
         }
         args.json.write_bytes(msgspec.json.encode(whole))
-    return 1 if any(result.error is not None for result in results) else 0
+    if any(result.error is not None for result in results):
+        return 1
+    shutil.rmtree(logs)
+    return 0
 
 
 if __name__ == "__main__":

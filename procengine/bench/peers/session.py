@@ -6,6 +6,7 @@ Owns: the order of runs, and who is stopped meanwhile. Never does: know an engin
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from procengine.bench.peers.results import EngineResult, EngineSpec
 __all__ = ["Limits", "run_order", "run_session"]
 
 _MAX_IDLE_SHARE: Final = 0.05  # cores
+_NOT_A_NAME: Final = re.compile(r"[^\w.-]+")  # options are part of a name, and may hold paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,9 @@ class _Seat:
     def start(self, warmup: Mapping[bool, Load], logs: Path, limits: Limits) -> None:
         """Load it, warm it up, and see whether it leaves the cores alone when it has nothing to do."""
         begin_s = time.perf_counter()
-        self.process = process = EngineProcess(self.result.spec, logs / f"{self.result.spec.name}.log")
+        self.process = process = EngineProcess(
+            self.result.spec, logs / f"{_NOT_A_NAME.sub('_', self.result.spec.name)}.log"
+        )
         with self._dropping_out():
             ready = process.wait_ready(limits.start_s)
             self.result.ready_s = time.perf_counter() - begin_s
