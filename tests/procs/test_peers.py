@@ -151,6 +151,19 @@ def test_engine_that_does_not_load_says_why_and_one_that_cannot_run_this_is_left
     assert results["partial"].error is None
 
 
+def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    def interrupt(line: str) -> None:
+        if line.startswith("run 2, w3, b"):  # the second run begins with the last engine
+            raise KeyboardInterrupt
+
+    specs = [fake(tmp_path, name, "is calm") for name in ("a", "b")]
+    results = run_session(specs, [WORKLOADS["w3"]], 3, PromptSource(TEXT, 0), tmp_path, LIMITS, interrupt)
+    assert [len(result.runs_by_workload["w3"]) for result in results] == [1, 2]
+    assert all(result.error is None for result in results)
+    for pid in (int((tmp_path / f"{name}.pids").read_text()) for name in ("a", "b")):
+        assert not is_running(pid)
+
+
 @contextlib.contextmanager
 def started(spec: EngineSpec, folder: Path) -> Iterator[EngineProcess]:
     process = EngineProcess(spec, folder / "log")

@@ -130,8 +130,8 @@ def _value(run: Mapping[str, Any] | None, path: str) -> float | None:
 
 
 def _pair_ratios(ours: Sequence[float | None], theirs: Sequence[float | None], figure: Figure) -> tuple[float, ...]:
-    """How many times better ours is, of each run in which both have the figure."""
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+    """How many times better ours is, of each run in which both have the figure; the last may have been interrupted."""
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
     if not pairs:
         return ()
     a, b = zip(*pairs, strict=True)

@@ -55,18 +55,34 @@ def run_session(
     limits: Limits,
     progress: Callable[[str], None],
 ) -> list[EngineResult]:
-    """Load all engines, then `num_runs` runs of each work load by turns, on prompts that are new in each run."""
+    """Load all engines, then `num_runs` runs of each work load by turns, on prompts that are new in each run.
+
+    An interrupt (Ctrl-C) ends the runs; what was measured until then counts.
+    """
     with _started(specs, source, logs, limits, progress) as seats:
-        for number in range(num_runs):
-            for workload in workloads:
-                load = make_load(workload, source, seed=number)
-                for seat in _in_order(seats, number):
-                    figures = seat.run(workload, load, limits)
-                    seat.result.runs_by_workload.setdefault(workload.name, []).append(figures)
-                    progress(f"run {number + 1} of {num_runs}, {workload.name}, {seat.describe(workload, figures)}")
+        try:
+            for number in range(num_runs):
+                for workload in workloads:
+                    _take_turns(seats, workload, number, make_load(workload, source, seed=number), limits, progress)
+        except KeyboardInterrupt:
+            progress("interrupted: what was measured until now counts")
         for seat in seats:
             seat.note_memory()
     return [seat.result for seat in seats]
+
+
+def _take_turns(
+    seats: Sequence[_Seat],
+    workload: Workload,
+    number: int,
+    load: Load,
+    limits: Limits,
+    progress: Callable[[str], None],
+) -> None:
+    for seat in _in_order(seats, number):
+        figures = seat.run(workload, load, limits)
+        seat.result.runs_by_workload.setdefault(workload.name, []).append(figures)
+        progress(f"run {number + 1}, {workload.name}, {seat.describe(workload, figures)}")
 
 
 class _Seat:

@@ -77,6 +77,11 @@ def test_runs_that_one_of_them_lacks_make_no_pair() -> None:
     assert [(row.engine, row.ratios) for row in compare_engines(results, [W2])] == [("us", ()), ("failed", (1.0, 3.0))]
 
 
+def test_run_that_was_interrupted_between_two_engines_makes_no_pair() -> None:
+    results = [engine("us", "bf16", True, w2=rates(10, 30)), engine("peer", "bf16", w2=rates(10))]
+    assert compare_engines(results, [W2])[1].ratios == (1.0,)
+
+
 def test_best_peer_of_a_class_and_of_all() -> None:
     results = [
         engine("us", "bf16", True, w2=rates(100, 110, 120)),
