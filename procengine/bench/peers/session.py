@@ -103,7 +103,7 @@ class _Seat:
             self.result.ready_s = time.perf_counter() - begin_s
             self.result.version, self.result.precision = ready.version, ready.precision
             for load in warmup.values():
-                process.run(load, limits.run_s)
+                figures_of(load, process.run(load, limits.run_s))  # for its checks
             time.sleep(limits.settle_s)
             self.result.idle_share = process.busy_share(limits.idle_s)
             self.result.is_stopped_when_idle = self.result.idle_share > _MAX_IDLE_SHARE
