@@ -68,7 +68,7 @@ class Peer:
         return EngineSpec(self.name, self.weights, command, self.workloads)
 
 
-# llama-cpp-python runs one sequence at a time.
+# Its script runs one sequence at a time.
 _ALONE = frozenset({"w1", "w3"})
 PEERS = (
     Peer("openvino-int8", "8-bit", "ov", "openvino_genai", "ov-int8", ALL, ("int8",)),
