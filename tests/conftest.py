@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,3 +32,13 @@ def smollm2_gguf(procengine_home: Path) -> Path:
     files = sorted(pulled.rglob("*.gguf"))
     assert files, f"no .gguf file below {pulled}"
     return files[0]
+
+
+@pytest.fixture(scope="session")
+def smollm2_oracle(smollm2_gguf: Path) -> Any:
+    """The GGUF file as transformers reads it, in float32: it shares no code of ours. Once, for it takes seconds."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder, name = smollm2_gguf.parent, smollm2_gguf.name
+    return AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.e2e.modes import Mode
 from tests.e2e.running_group import RunningGroup
@@ -48,15 +47,6 @@ def smollm2(smollm2_gguf: Path) -> Iterator[RunningGroup]:
     """A running group of the real model, everything in float32 and the rest as the defaults have it."""
     with RunningGroup(smollm2_gguf, **SMOLLM2_OPTIONS) as group:
         yield group
-
-
-@pytest.fixture(scope="session")
-def smollm2_oracle(smollm2_gguf: Path) -> Any:
-    """transformers' own reading of the GGUF file, which shares no code of ours."""
-    from transformers import AutoModelForCausalLM
-
-    folder, name = smollm2_gguf.parent, smollm2_gguf.name
-    return AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="session")

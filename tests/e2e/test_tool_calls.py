@@ -260,7 +260,7 @@ def test_the_real_model_can_be_made_to_call(smollm2_gguf: Path) -> None:
     """Its template shows no tools, so the style must be said."""
     options = {"device": "cpu", "dtype": "float32", "threads": 1, "max_model_len": 768, "num_blocks": 128}
     with RunningGroup(smollm2_gguf, **options, tool_call_parser="hermes") as group:
-        params = SamplingParams(temperature=0.0, max_tokens=200)
+        params = SamplingParams(temperature=0.0, max_tokens=80)
         messages = [{"role": "user", "content": "What is the weather in Paris for 2 days? Call get_weather."}]
         output = group.client.chat(messages, params, tools=TOOLS, tool_choice=NAMED)
         check_calls(output, {"get_weather"}, only_one=True)

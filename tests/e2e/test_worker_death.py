@@ -105,11 +105,11 @@ def test_smollm2_goes_on_within_seconds(smollm2_gguf: Path) -> None:
     """The alphabet has no hole and no repeat, and the pause is that of a restart."""
     with RunningGroup(smollm2_gguf, **SMOLLM2_OPTIONS) as group:
         prompts = [P2.text, "Once upon a time", "The three largest cities are"]
-        params = [SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, logprobs=0)] * 3
+        params = [SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, logprobs=0)] * 3
         undisturbed = group.generate(prompts, params)
         arrivals: list[float] = []
         others = threading.Thread(target=group.generate, args=(prompts[1:], params[1:]))
-        with Killer(group, 60):
+        with Killer(group, 30):
             deltas = []
             for delta in group.client.stream(prompts[0], params[0]):
                 arrivals.append(time.monotonic())

@@ -34,18 +34,9 @@ def config(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Mode
 
 
 @pytest.fixture(scope="module")
-def oracle(config: ModelConfig) -> Any:
-    """transformers' own reading of the file: it shares no code of ours."""
-    from transformers import AutoModelForCausalLM
-
-    path = Path(config.path)
-    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-
-
-@pytest.fixture(scope="module")
-def copy_config(config: ModelConfig, oracle: Any, tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+def copy_config(config: ModelConfig, smollm2_oracle: Any, tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     folder: Path = tmp_path_factory.mktemp("copy")
-    parameters = {name: parameter.detach() for name, parameter in oracle.named_parameters()}
+    parameters = {name: parameter.detach() for name, parameter in smollm2_oracle.named_parameters()}
     save_file(parameters, folder / "model.safetensors")
     return replace(config, format="safetensors", path=str(folder))
 
@@ -97,7 +88,7 @@ def test_lod_01_greedy_continuations_from_the_gguf_file(prompt: str, model: Llam
 
 
 def test_lod_01_a_long_text_is_as_likely_as_with_the_safetensors_copy(
-    model: LlamaModel, oracle: Any, copy_config: ModelConfig, tokenizer: Tokenizer
+    model: LlamaModel, smollm2_oracle: Any, copy_config: ModelConfig, tokenizer: Tokenizer
 ) -> None:
     copy = load_model(copy_config, torch.float32, "cpu", progress=False)
     text = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")[:2048]
@@ -106,7 +97,7 @@ def test_lod_01_a_long_text_is_as_likely_as_with_the_safetensors_copy(
     found, expected = forward_whole(model, token_ids), forward_whole(copy, token_ids)
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
     with torch.inference_mode():
-        torch.testing.assert_close(found, oracle(torch.tensor([token_ids])).logits[0], atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(found, smollm2_oracle(torch.tensor([token_ids])).logits[0], atol=1e-2, rtol=1e-2)
     assert perplexity(found, token_ids) == pytest.approx(perplexity(expected, token_ids), rel=0.01)
     for prompt, continuation in PROMPTS.items():
         assert greedy(copy, tokenizer.encode(prompt), len(continuation)) == continuation
