@@ -47,6 +47,14 @@ class Choice:
         self._num_preemptions = 0
         self._first_token_ns = 0
         self._last_token_ns = 0
+        # Nothing is held back, counted or looked for: each step's tokens go out with the step (`next_delta`).
+        self._is_plain = (
+            register.detokenize
+            and not register.stop
+            and register.num_logprobs < 0
+            and register.output_kind == "delta"
+            and register.stream_interval == 1
+        )
 
     @property
     def times(self) -> RequestTimes:
@@ -76,10 +84,40 @@ class Choice:
         self.num_cached_tokens = self._unsent_cached_tokens = num_cached_tokens
         self._admitted_ns = sent_ns
 
-    def take_token(self, token_id: int, finish_code: int) -> None:
-        """The next token, and whether it ends the sequence (`stopping`)."""
+    def take_token(self, token_id: int) -> None:
+        """The next token."""
         self._new_token_ids.append(token_id)
+
+    def take_end(self, finish_code: int) -> None:
+        """The token taken last ends the sequence (`stopping`)."""
         self._finish_code = finish_code
+
+    def next_delta(self, received_ns: int) -> Delta | None:
+        """What is due now that tokens were taken, which came at `received_ns`; None: nothing yet."""
+        if not self._is_plain or not self._has_sent or self._finish_code or self.end is not None:
+            self.advance(received_ns)
+            return self.make_delta() if self.is_due else None
+        # What most requests do most of the time, in few words: it runs for each row of each step.
+        token_ids, self._new_token_ids = self._new_token_ids, []
+        if not token_ids:
+            return None
+        num_cached_tokens, self._unsent_cached_tokens = self._unsent_cached_tokens, None
+        text, register = self._stream.push(token_ids), self.register
+        num_tokens, num_chars = self._num_sent_tokens, self._num_sent_chars
+        self._last_token_ns = received_ns
+        self._num_tokens += len(token_ids)
+        self._num_sent_tokens = num_tokens + len(token_ids)
+        self._num_sent_chars = num_chars + len(text)
+        return Delta(
+            register.request_id,
+            register.index,
+            text,
+            token_ids,
+            num_cached_tokens=num_cached_tokens,
+            token_offset=num_tokens,
+            text_offset=num_chars,
+            key=register.key,
+        )
 
     def take_logprobs(self, entry: TokenLogprobs) -> None:
         """Those of the last token taken. A repeated position brought no token, so its logprobs are dropped too."""

@@ -10,6 +10,8 @@ until that is here.
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +27,7 @@ from procengine.tokenizer import Tokenizer
 __all__ = ["TextOutputs"]
 
 Int32s = NDArray[np.int32]
+_UNKNOWN = -1  # row of a key that is not registered, or not any more
 
 
 class TextOutputs:
@@ -33,6 +36,7 @@ class TextOutputs:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._choices: dict[int, Choice] = {}
+        self._row_by_key: dict[int, int] = {}  # in the table
         self._table = OutputTable()
         self._touched: dict[int, Choice] = {}
         self._newest_key = -1
@@ -54,6 +58,7 @@ class TextOutputs:
         )
         choice = Choice(message, row, self._detokenizer)
         self._choices[message.key] = choice
+        self._row_by_key[message.key] = row
         self._newest_key = max(self._newest_key, message.key)
         return self._take_early_again()
 
@@ -75,9 +80,9 @@ class TextOutputs:
         is_early = self._is_early(keys) or self._is_early(_span_keys(sections))
         gaps: list[tuple[int, int]] = []
         positions, token_ids = sections["positions"], sections["token_ids"]
-        if keys.size == np.unique(keys).size:
+        if not (keys[1:] == keys[:-1]).any():
             gaps = self.take_tokens(keys, positions, token_ids)
-        else:  # proposals were accepted: some rows have several tokens
+        else:  # proposals were accepted: some rows have several tokens, one behind the other
             for rows, _ in iter_rounds(keys):
                 gaps += self.take_tokens(keys[rows], positions[rows], token_ids[rows])
         if sections["logprob_rows"].size:
@@ -101,24 +106,24 @@ class TextOutputs:
 
     def take_tokens(self, keys: NDArray[np.int64], positions: Int32s, token_ids: Int32s) -> list[tuple[int, int]]:
         """Take in tokens: int64/int32 arrays [n], no key twice. Returns (key, position) of each gap found."""
-        known = [self._choices.get(key) for key in keys.tolist()]
-        rows = np.array([-1 if c is None else c.row for c in known], np.intp)
         table = self._table
+        rows = np.fromiter(map(self._row_by_key.get, keys.tolist(), repeat(_UNKNOWN)), np.intp, keys.size)
         expected = table.next_positions[rows]
-        takes = (rows >= 0) & (positions == expected)
-        gaps = [(int(keys[i]), int(expected[i])) for i in np.flatnonzero((rows >= 0) & (positions > expected))]
+        takes = (rows != _UNKNOWN) & (positions == expected)
+        gaps: list[tuple[int, int]] = []
         if not takes.all():
-            known = [c for c, taken in zip(known, takes.tolist(), strict=True) if taken]
-            rows, positions, token_ids = rows[takes], positions[takes], token_ids[takes]
+            beyond = np.flatnonzero((rows != _UNKNOWN) & (positions > expected))
+            gaps = [(int(keys[i]), int(expected[i])) for i in beyond]
+            keys, rows, positions, token_ids = keys[takes], rows[takes], positions[takes], token_ids[takes]
         codes = check_finish(token_ids, positions, table.limits, rows)
         table.next_positions[rows] = positions + 1
-        touched = self._touched
-        for choice, token_id, code in zip(known, token_ids.tolist(), codes.tolist(), strict=True):
-            assert choice is not None
-            choice.take_token(token_id, code)
-            touched[choice.register.key] = choice
-            if code:
-                table.close(choice.row)
+        taking = {key: self._choices[key] for key in keys.tolist()}
+        self._touched |= taking
+        for choice, token_id in zip(taking.values(), token_ids.tolist(), strict=True):
+            choice.take_token(token_id)
+        for at in np.flatnonzero(codes):
+            taking[int(keys[at])].take_end(int(codes[at]))
+            table.close(int(rows[at]))
         return gaps
 
     def replay(self, key: int, position: int, token_ids: list[int]) -> list[tuple[int, int]]:
@@ -157,14 +162,14 @@ class TextOutputs:
         taken = TakenItems()
         touched, self._touched = self._touched, {}
         for key, choice in touched.items():
-            choice.advance(received_ns)
-            if not choice.is_due:
+            delta = choice.next_delta(received_ns)
+            if delta is None:
                 continue
             if choice.end is not None:
                 if isinstance(choice.end[1], str):
                     taken.text_stopped_keys.append(key)
                 self._forget(key)
-            taken.add(choice.register.client, choice.make_delta())
+            taken.add(choice.register.client, delta)
         taken.ended, self._ended = self._ended, []
         return taken
 
@@ -227,6 +232,7 @@ class TextOutputs:
 
     def _forget(self, key: int) -> None:
         choice = self._choices.pop(key)
+        del self._row_by_key[key]
         self._awaiting_replay.pop(key, None)
         self._table.remove(choice.row)
         assert choice.end is not None

@@ -34,7 +34,9 @@ def entry(value: float) -> TokenLogprobs:
 def step(subject: Choice, token_ids: list[int], code: int = NOT_FINISHED) -> Delta | None:
     """Some tokens at once, the last of which ends it by `code`."""
     for at, token_id in enumerate(token_ids):
-        subject.take_token(token_id, code if at == len(token_ids) - 1 else NOT_FINISHED)
+        subject.take_token(token_id)
+        if code and at == len(token_ids) - 1:
+            subject.take_end(code)
     subject.advance()
     return subject.make_delta() if subject.is_due else None
 
@@ -107,7 +109,9 @@ def test_output_kind_and_interval(kind: str, interval: int, num_tokens: int) -> 
     deltas: list[Delta] = []
     for at, token in enumerate(ids(text)):
         is_last = at == num_tokens - 1
-        subject.take_token(token, LENGTH if is_last else NOT_FINISHED)
+        subject.take_token(token)
+        if is_last:
+            subject.take_end(LENGTH)
         subject.take_logprobs(entry(-at))
         subject.advance()
         if subject.is_due:
