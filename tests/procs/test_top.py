@@ -101,8 +101,9 @@ def test_it_shows_what_is_under_way_and_quits_with_q(
     terminal = top()
     terminal.wait_for("g  ", "running", "0 waiting", "frontend", str(group.pids["worker-0"]), "q quit")
     with RawClient(group.endpoint) as client, group.paused("worker-0"):
-        for number in range(5):
-            client.submit(f"r{number}", body([70 + number] * 20, max_tokens=5))
+        client.submit(
+            "r", body([70] * 20, max_tokens=5, n=5)
+        )  # one message: all are there when the first step is planned
         terminal.wait_for("3 2 waiting")
         terminal.wait_for("silent")
     terminal.wait_for("5 ended")
