@@ -29,6 +29,7 @@ from procengine.config import (
     ToolCallStyle,
     WorkerConfig,
 )
+from procengine.cpu_flags import cpu_flags
 from procengine.decoder_sizes import decoder_sizes
 from procengine.errors import ConfigError
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
@@ -301,7 +302,7 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernel
     if device == "cuda":
         return "float16" if model.weights_dtype == "float16" else "bfloat16"
     # Half the memory traffic, but with torch only where the CPU multiplies bfloat16 itself; elsewhere it is emulated.
-    is_fast = kernels == "native" or (device == "cpu" and "avx512_bf16" in _cpu_flags())
+    is_fast = kernels == "native" or (device == "cpu" and "avx512_bf16" in cpu_flags())
     return "bfloat16" if is_fast else "float32"
 
 
@@ -330,14 +331,6 @@ def _tool_call_parser(args: EngineArgs, model: ModelConfig) -> ToolCallStyle:
     if not mentions_tools(model.chat_template):
         return "none"  # and the tokenizer need not be read
     return cast(ToolCallStyle, detect_style(model.chat_template, added_tokens(model.tokenizer_path)) or "none")
-
-
-def _cpu_flags() -> set[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
 
 
 def _cache_bytes(num_workers: int) -> int:

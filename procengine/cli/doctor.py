@@ -18,6 +18,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from procengine.cpu_flags import cpu_flags
 from procengine.errors import ConfigError
 from procengine.groups import running_groups
 from procengine.paths import procengine_home, run_root
@@ -92,19 +93,18 @@ def _python() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     for name in ("procengine", *_PACKAGES):
-        try:
-            yield Finding("ok", name, importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            yield Finding("problem", name, "not installed", f"pip install {name}")
+        version = _version_of(name)
+        advice = "" if version else f"pip install {name}"
+        yield Finding("ok" if version else "problem", name, version or "not installed", advice)
 
 
 def _cpu() -> Iterator[Finding]:
-    flags = _cpu_flags()
+    flags = cpu_flags()
     fast = [flag for flag in _FAST_CPU_FLAGS if flag in flags]
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     found = f"{usable} of {present} cores usable, {', '.join(fast) or 'no wide vector instructions'}"
     is_fast = "avx512_bf16" in flags or "amx_bf16" in flags
-    advice = "" if is_fast else "without AVX-512 BF16, bfloat16 is emulated: float32 is used on this CPU"
+    advice = "" if is_fast else "without AVX-512 BF16, torch emulates bfloat16; the native kernels do not need it"
     yield Finding("ok" if is_fast else "note", "cpu", found, advice)
 
 
@@ -180,14 +180,6 @@ def _groups() -> Iterator[Finding]:
         return  # `_sockets` has said so
     names = [f"{group.name} ({group.model})" for group in groups]
     yield Finding("ok", "groups", ", ".join(names) or "none running")
-
-
-def _cpu_flags() -> set[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith(("flags", "Features"))), set())
 
 
 def _version_of(package: str) -> str:
