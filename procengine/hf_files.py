@@ -41,7 +41,7 @@ class HuggingFaceFolder:
             if missing_ok:
                 return {}
             raise ModelError(f"{path}: there is no such file") from error
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
             raise ModelError(f"{path}: cannot be read: {error}") from error
 
     def find_weights(self) -> Path:
@@ -49,6 +49,9 @@ class HuggingFaceFolder:
         single, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
         if index.is_file():
             shards = sorted({str(shard) for shard in self.read_json(index.name).get("weight_map", {}).values()})
+            outside = [shard for shard in shards if Path(shard).name != shard]
+            if outside:
+                raise self.error(f"{index.name} names files that are not in its folder: {', '.join(outside)}")
             missing = [shard for shard in shards if not (self.path / shard).is_file()]
             if missing or not shards:
                 raise self.error(f"{index.name} names files that are not there: {', '.join(missing) or 'none at all'}")
@@ -74,7 +77,7 @@ class HuggingFaceFolder:
         path = self.find_tokenizer()
         try:
             added = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile).added_tokens
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ModelError(f"{path}: not a tokenizer.json: {error}") from error
         return next((token.id for token in added if token.content == content), None)
 

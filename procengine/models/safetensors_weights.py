@@ -83,9 +83,13 @@ def _weight_files(folder: Path) -> list[str]:
         raise ModelError(f"{folder} holds neither {_SINGLE} nor {_INDEX}")
     try:
         weight_map: dict[str, str] = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-        return sorted(set(weight_map.values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        file_names = sorted(set(weight_map.values()))
+        outside = [file_name for file_name in file_names if Path(file_name).name != file_name]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ModelError(f"{index_path} is not a safetensors index: {error!r}") from error
+    if outside:
+        raise ModelError(f"{index_path} names files that are not in its folder: {', '.join(outside)}")
+    return file_names
 
 
 def _open(path: Path) -> Any:
