@@ -25,6 +25,7 @@ _MODES: Final = {
     "serve": _Mode("procengine.cli.bench_load", "requests that arrive over time, to a private or a running group"),
     "ipc": _Mode("procengine.cli.bench_ipc", "each stage of a step without a model, by batch size"),
     "startup": _Mode("procengine.cli.bench_startup", "time until a group is ready, memory of its processes"),
+    "faults": _Mode("procengine.cli.bench_faults", "what it costs when a process dies, and when a group ends"),
     "compare": _Mode("procengine.cli.bench_compare", "two configurations or source trees, run by turns"),
 }
 

@@ -75,6 +75,7 @@ __all__ = [
     "Embedding",
     "Failed",
     "Finish",
+    "FromSupervisor",
     "GetStats",
     "GetStatus",
     "Hello",

@@ -89,7 +89,7 @@ def fake(folder: Path, name: str, mood: str, workloads: str = "w2 w3") -> Engine
 def run_fakes(folder: Path, *specs: EngineSpec, workloads: str = "w2 w3") -> dict[str, EngineResult]:
     chosen: list[Workload] = [WORKLOADS[name] for name in workloads.split()]
     progress: list[str] = []
-    results = run_session(specs, chosen, 3, PromptSource(TEXT, 0), folder, LIMITS, progress.append)
+    results = run_session(specs, chosen, range(3), PromptSource(TEXT, 0), folder, LIMITS, progress.append)
     for file in folder.glob("*.pids"):
         for pid in map(int, file.read_text().split()):
             wait_until(lambda pid=pid: not is_running(pid), f"{file.stem} has ended")  # type: ignore[misc]
@@ -157,7 +157,7 @@ def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     specs = [fake(tmp_path, name, "is calm") for name in ("a", "b")]
-    results = run_session(specs, [WORKLOADS["w3"]], 3, PromptSource(TEXT, 0), tmp_path, LIMITS, interrupt)
+    results = run_session(specs, [WORKLOADS["w3"]], range(3), PromptSource(TEXT, 0), tmp_path, LIMITS, interrupt)
     assert [len(result.runs_by_workload["w3"]) for result in results] == [1, 2]
     assert all(result.error is None for result in results)
     for pid in (int((tmp_path / f"{name}.pids").read_text()) for name in ("a", "b")):

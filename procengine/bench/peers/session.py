@@ -49,19 +49,19 @@ def run_order(names: Sequence[str], number: int) -> list[str]:
 def run_session(
     specs: Sequence[EngineSpec],
     workloads: Sequence[Workload],
-    num_runs: int,
+    run_numbers: Sequence[int],
     source: PromptSource,
     logs: Path,
     limits: Limits,
     progress: Callable[[str], None],
 ) -> list[EngineResult]:
-    """Load all engines, then `num_runs` runs of each work load by turns, on prompts that are new in each run.
+    """Load all engines, then one run of each work load for each number, by turns, on prompts that are new in each run.
 
     An interrupt (Ctrl-C) ends the runs; what was measured until then counts.
     """
     with _started(specs, source, logs, limits, progress) as seats:
         try:
-            for number in range(num_runs):
+            for number in run_numbers:
                 for workload in workloads:
                     _take_turns(seats, workload, number, make_load(workload, source, seed=number), limits, progress)
         except KeyboardInterrupt:
