@@ -7,6 +7,7 @@ A client belongs to the loop it was connected on; any number of tasks may use it
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
@@ -28,8 +29,10 @@ from procengine.client_bodies import (
 )
 from procengine.client_core import ClientCore, OnEnd, OnItem, Pending, dead_group_error
 from procengine.client_link import new_call_seed, new_identity
+from procengine.curve_keys import ClientKeys, client_keys
 from procengine.errors import EngineDeadError, ProcengineError
 from procengine.groups import GroupInfo, find_group, is_gone
+from procengine.listen import reachable_from
 from procengine.messages import Attached, Embedding, Stats, Welcome
 from procengine.outputs import (
     EmbeddingOutput,
@@ -39,6 +42,7 @@ from procengine.outputs import (
     collect_embedding,
     stream_delta,
 )
+from procengine.refusal import raise_if_refused
 from procengine.sampling_params import SamplingParams
 from procengine.tool_calls.offer import ToolChoice, ToolOffer, Tools, make_offer
 from procengine.tool_calls.reading import CallStream, read_calls
@@ -53,11 +57,19 @@ class AsyncClient:
     """A connection to one group. Use it with `async with`, or call `connect` and `close`.
 
     Args:
-        endpoint_or_group_name: `ipc://...` or a group's name; None is the only running group.
+        endpoint_or_group_name: `ipc://...`, `tcp://HOST:PORT` or a group's name; None is the only running group.
+        curve_keys, server_key: those of `Client`.
     """
 
-    def __init__(self, endpoint_or_group_name: str | None = None) -> None:
+    def __init__(
+        self,
+        endpoint_or_group_name: str | None = None,
+        *,
+        curve_keys: str | os.PathLike[str] | ClientKeys | None = None,
+        server_key: str | None = None,
+    ) -> None:
         self._wanted = endpoint_or_group_name
+        self._keys = client_keys(curve_keys, server_key)
         self._connection: _Connection | None = None
 
     async def connect(self) -> Welcome:
@@ -66,9 +78,10 @@ class AsyncClient:
         Raises:
             GroupNotFoundError: no such group, or several and none was named.
             EngineDeadError: the group does not answer.
+            AccessDeniedError: it does not know this client's key, or has another one than it should.
         """
         if self._connection is None:
-            connection = _Connection(find_group(self._wanted))
+            connection = _Connection(find_group(self._wanted), self._keys)
             self._connection = connection
             try:
                 await asyncio.wait_for(connection.shake_hands(), _CONNECT_TIMEOUT_S)
@@ -228,8 +241,9 @@ _AnswerT = TypeVar("_AnswerT", Welcome, Attached, Stats)
 class _Connection:
     """Sockets, readers and the liveness timer of a connected client. Everything runs on one loop."""
 
-    def __init__(self, group: GroupInfo) -> None:
+    def __init__(self, group: GroupInfo, keys: ClientKeys | None = None) -> None:
         self.group = group
+        self._keys = keys
         self.welcome: Welcome | None = None
         self._core = ClientCore()
         self._identity = new_identity()
@@ -240,8 +254,8 @@ class _Connection:
 
     async def shake_hands(self) -> None:
         """Introduce ourselves to the frontend, then to the output process."""
-        welcome = await self._ask(Welcome, self._core.hello, self._link(self.group.endpoint))
-        await self._attach(self._link(welcome.output_endpoint))
+        welcome = await self._greet(self._link(self.group.endpoint))
+        await self._attach(self._link(reachable_from(self.group.endpoint, welcome.output_endpoint)))
         self.welcome = welcome
 
     def require_welcome(self) -> Welcome:
@@ -290,13 +304,23 @@ class _Connection:
         self._context.destroy(linger=0 if is_gone(self.group) else None)
 
     def _link(self, endpoint: str) -> tuple[zmq.Socket[bytes], ipc.SocketReader]:
-        socket = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
+        socket = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity, keys=self._keys)
         reader = ipc.SocketReader(self._loop, socket, self._on_frames)
         self._links.append((socket, reader))
         return self._links[-1]
 
     def _on_frames(self, frames: list[bytes]) -> None:
         self._core.receive(frames[0], time.monotonic_ns())
+
+    async def _greet(self, link: tuple[zmq.Socket[bytes], ipc.SocketReader]) -> Welcome:
+        """If no answer comes, find out whether we are not let in."""
+        answer = asyncio.ensure_future(self._ask(Welcome, self._core.hello, link))
+        try:
+            while not (await asyncio.wait((answer,), timeout=_LIVENESS_S))[0]:
+                await asyncio.to_thread(raise_if_refused, self.group.endpoint, self._keys)
+            return await answer
+        finally:
+            answer.cancel()
 
     async def _attach(self, link: tuple[zmq.Socket[bytes], ipc.SocketReader]) -> None:
         """Until an output process answers: one that was asked may have died meanwhile."""

@@ -7,7 +7,7 @@ started or ended.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import zmq
 
@@ -21,15 +21,18 @@ __all__ = ["Children"]
 
 
 class Children:
-    """One process of each role and rank. `control` is the ROUTER that they connect to, `listen_fd` for the metrics."""
+    """One process of each role and rank. `control` is the ROUTER that they connect to, `listen_fds` are by role."""
 
-    def __init__(self, config: EngineConfig, control: zmq.Socket[bytes], listen_fd: int | None) -> None:
+    def __init__(self, config: EngineConfig, control: zmq.Socket[bytes], listen_fds: Mapping[str, int]) -> None:
         self._config = config
         self._control = control
+        self._listen_fds = listen_fds
         self._death_pipe = os.pipe()  # its write end is never written: children see it close
         self._children = [self._start(role, rank) for role, rank in _roles(config)]
         if config.metrics.is_on:
-            self._children.append(ChildProcess("metrics", 0, 0, config, self._death_pipe[0], None, listen_fd))
+            self._children.append(
+                ChildProcess("metrics", 0, 0, config, self._death_pipe[0], None, listen_fds.get("metrics"))
+            )
 
     def __iter__(self) -> Iterator[ChildProcess]:
         return iter(self._children)
@@ -82,7 +85,8 @@ class Children:
         """Memory for its spans is ours, so that it is there when the child is not."""
         capacity = self._config.profiling.span_records
         spans_fd = make_arena(child_name(role, rank), capacity) if capacity else None
-        return ChildProcess(role, rank, 0, self._config, self._death_pipe[0], spans_fd)
+        listen_fd = self._listen_fds.get(role)
+        return ChildProcess(role, rank, 0, self._config, self._death_pipe[0], spans_fd, listen_fd)
 
 
 def _roles(config: EngineConfig) -> list[tuple[str, int]]:

@@ -10,6 +10,7 @@ thread, and `close` must come last.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ from procengine.client_bodies import (
 )
 from procengine.client_core import ClientCore, OnEnd, Pending, dead_group_error
 from procengine.client_link import ClientLink, new_call_seed
+from procengine.curve_keys import ClientKeys, client_keys
 from procengine.errors import EngineDeadError, ProcengineError
 from procengine.groups import GroupInfo, find_group, is_gone
 from procengine.messages import Attached, Embedding, Stats, Welcome
@@ -43,6 +45,7 @@ from procengine.outputs import (
     collect_embedding,
     stream_delta,
 )
+from procengine.refusal import raise_if_refused
 from procengine.sampling_params import SamplingParams
 from procengine.tool_calls.offer import ToolChoice, ToolOffer, Tools, make_offer
 from procengine.tool_calls.reading import CallStream, read_calls
@@ -53,18 +56,19 @@ _LIVENESS_MS = 500
 _CONNECT_TIMEOUT_S = 30.0
 
 
-def connect_link(group: GroupInfo, core: ClientCore) -> tuple[ClientLink, Welcome]:
+def connect_link(group: GroupInfo, core: ClientCore, keys: ClientKeys | None = None) -> tuple[ClientLink, Welcome]:
     """Connect to a group and shake hands with its frontend and its output process.
 
     Raises:
         EngineDeadError: it is gone or does not answer.
         ProtocolError: it speaks another version.
+        AccessDeniedError: it does not know our key, or we do not know its.
     """
-    link = ClientLink(group.endpoint)
+    link = ClientLink(group.endpoint, keys)
     try:
         question, frame = core.hello()
         link.queue(frame)
-        _wait_handshake(link, core, question, group)
+        _wait_handshake(link, core, question, group, on_silence=lambda: raise_if_refused(group.endpoint, keys))
         welcome = question.answer(Welcome)
         question, frame = core.attach()
         link.attach(welcome.output_endpoint, frame)
@@ -80,17 +84,28 @@ class Client:
     """A connection to one group; many requests may be under way on it.
 
     Args:
-        endpoint_or_group_name: `ipc://...` or a group's name; None is the only running group.
+        endpoint_or_group_name: `ipc://...`, `tcp://HOST:PORT` or a group's name; None is the only running group.
+        curve_keys: this client's keys, for a tcp endpoint that demands some: `ClientKeys`, the path of its file, or
+            the name that `procengine keys` was given.
+        server_key: the group's public key, if it is not the one in that file.
 
     Raises:
         GroupNotFoundError: no such group, or several and none was named.
         EngineDeadError: the group does not answer.
+        ConfigError: the keys are not what they should be.
+        AccessDeniedError: the group does not know this client's key, or has another one than it should.
     """
 
-    def __init__(self, endpoint_or_group_name: str | None = None) -> None:
+    def __init__(
+        self,
+        endpoint_or_group_name: str | None = None,
+        *,
+        curve_keys: str | os.PathLike[str] | ClientKeys | None = None,
+        server_key: str | None = None,
+    ) -> None:
         self._group = find_group(endpoint_or_group_name)
         self._core = ClientCore()
-        self._link, self._welcome = connect_link(self._group, self._core)
+        self._link, self._welcome = connect_link(self._group, self._core, client_keys(curve_keys, server_key))
         self._condition = threading.Condition(threading.Lock())
         self._has_leader = False
 

@@ -12,6 +12,8 @@ from collections import deque
 import zmq
 
 from procengine import ipc
+from procengine.curve_keys import ClientKeys
+from procengine.listen import reachable_from
 
 __all__ = ["ClientLink", "new_call_seed", "new_identity"]
 
@@ -29,10 +31,12 @@ def new_identity() -> bytes:
 class ClientLink:
     """One client's connection. One thread may receive; `queue` and `wake` may be called from any."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: ClientKeys | None = None) -> None:
         self._context = ipc.make_context()
         self._identity = new_identity()
-        self._frontend = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
+        self._endpoint = endpoint
+        self._keys = keys
+        self._frontend = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity, keys=keys)
         self._output: zmq.Socket[bytes] | None = None
         self._outbox: deque[bytes] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -42,7 +46,8 @@ class ClientLink:
 
     def attach(self, output_endpoint: str, frame: bytes) -> None:
         """Connect to the output process and introduce ourselves with `frame`."""
-        self._output = ipc.connect(self._context, zmq.DEALER, output_endpoint, identity=self._identity)
+        endpoint = reachable_from(self._endpoint, output_endpoint)
+        self._output = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity, keys=self._keys)
         self._output.send(frame)
         self._poller.register(self._output, zmq.POLLIN)
 

@@ -34,6 +34,7 @@ from procengine.decoder_sizes import decoder_sizes
 from procengine.errors import ConfigError
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
+from procengine.listen import resolve_listen
 from procengine.model_source import resolve_model
 from procengine.paths import procengine_home, run_root
 from procengine.tokenizer_file import added_tokens
@@ -94,6 +95,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     otlp_endpoint: str | None = None
+    listen: str | None = None
+    curve_keys: str | None = None
 
 
 def resolve(args: EngineArgs) -> EngineConfig:
@@ -123,6 +126,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         limits=_limits(args),
         profiling=ProfilingConfig(span_records=args.span_records),
         metrics=_metrics(args),
+        listen=resolve_listen(args.listen, args.curve_keys),
     )
 
 

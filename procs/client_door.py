@@ -12,12 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import zmq
-
-from procengine import ipc
 from procengine.admission import Admission
 from procengine.chat_template import ChatTemplate
 from procengine.child import Child
+from procengine.client_sockets import ClientSockets
 from procengine.engine import Engine
 from procengine.errors import (
     EngineDeadError,
@@ -84,8 +82,7 @@ class ClientDoor:
         self._tokenize = _tokenize_queue(child, loop)
         # A frame over the limit drops the connection, so the limit here is a backstop; _on_submit tells the client.
         backstop = 2 * child.config.limits.max_request_bytes + 65536
-        self._socket = ipc.bind(child.context, zmq.ROUTER, child.endpoint("frontend"), max_message_bytes=backstop)
-        self._reader = ipc.SocketReader(loop, self._socket, self._on_message, pump)
+        self._sockets = ClientSockets.open(child, loop, backstop, self._on_message, pump)
 
     def open(self, engine: Engine, steps: StepPump) -> None:
         """From here on there is somebody to run requests."""
@@ -112,7 +109,7 @@ class ClientDoor:
     def tell_all(self, error: str) -> None:
         """End every request whose output cannot come any more, and say why to everybody."""
         for client in self._clients:
-            ipc.send_routed(self._socket, client, encode(Rejected("", EngineDeadError.code, error)))
+            self._sockets.send(client, encode(Rejected("", EngineDeadError.code, error)))
 
     def _on_message(self, frames: list[bytes]) -> None:
         client, data = frames[0], frames[-1]
@@ -145,7 +142,7 @@ class ClientDoor:
                 PROTOCOL_VERSION,
                 config.group.name,
                 config.model.name,
-                self._child.endpoint("output"),
+                self._sockets.output_endpoint(client),
                 max_model_len,
                 config.model.vocab_size,
                 config.model.workflows,
@@ -239,9 +236,9 @@ class ClientDoor:
         self._send(client, Rejected(request_id, error.code, str(error)))
 
     def _send(self, client: bytes, message: Welcome | Rejected | Stats) -> None:
-        if not ipc.send_routed(self._socket, client, encode(message)):
+        if not self._sockets.send(client, encode(message)):
             self._clients.discard(client)
-        self._reader.poke()
+        self._sockets.poke()
 
 
 def _tokenize_queue(child: Child, loop: asyncio.AbstractEventLoop) -> TokenizeQueue:

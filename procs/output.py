@@ -21,6 +21,7 @@ import zmq
 
 from procengine import ipc
 from procengine.child import Child, run_child, run_loop
+from procengine.client_sockets import ClientSockets
 from procengine.errors import EngineDeadError
 from procengine.held_items import HeldItems
 from procengine.messages import (
@@ -65,6 +66,7 @@ _REQUEST_DONE = int(RecordKind.REQUEST_DONE)
 _HOLD_S = 10.0  # a client that has not come back by then is gone
 _HOLD_AT_END_S = 2.0
 _RETRY_S = 0.03
+_MAX_CLIENT_BYTES = 4096  # of what a client says here, which is who it is
 _NICENESS = 10  # when cores are scarce, text may be late; the loop that feeds the device may not
 
 
@@ -87,13 +89,12 @@ class Output:
         self._held = HeldItems(time.monotonic() + _HOLD_S if child.epoch else 0.0)
         self._retry: asyncio.TimerHandle | None = None
         context = child.context
-        self._client_socket = ipc.bind(context, zmq.ROUTER, child.endpoint("output"))
         self._to_frontend = ipc.connect(context, zmq.PUSH, child.endpoint("feedback"))
         from_frontend = ipc.bind(context, zmq.PULL, child.endpoint("register"))
         self._result_socket = ipc.bind(context, zmq.PULL, child.endpoint("text"))
         self._results: ipc.SocketReader | None = None
         self._registers = ipc.SocketReader(loop, from_frontend, self._on_frontend, self._flush)
-        self._clients = ipc.SocketReader(loop, self._client_socket, self._on_client)
+        self._clients = ClientSockets.open(child, loop, _MAX_CLIENT_BYTES, self._on_client)
         self._control = ipc.SocketReader(loop, child.control, self._on_control)
         if not child.epoch:
             self._take_results()
@@ -202,7 +203,7 @@ class Output:
             )
 
     def _send(self, client: bytes, outputs: Outputs) -> bool:
-        return ipc.send_routed(self._client_socket, client, encode(outputs))
+        return self._clients.send(client, encode(outputs))
 
     def _report_delivered(self, keys: Collection[int]) -> None:
         """Nobody waits for the ends of these any more."""
@@ -252,7 +253,7 @@ class Output:
             decode_from_output_peer(frames[-1])
         except UNREADABLE:
             return  # not of this protocol: whoever it is has no requests here
-        ipc.send_routed(self._client_socket, frames[0], encode(Attached(PROTOCOL_VERSION)))
+        self._clients.send(frames[0], encode(Attached(PROTOCOL_VERSION)))
         self._clients.poke()
 
     def _on_control(self, frames: list[bytes]) -> None:
@@ -282,7 +283,7 @@ class Output:
                 if ended is not None:
                     clients.add(ended[0])
         for client in clients:
-            ipc.send_routed(self._client_socket, client, encode(Rejected("", EngineDeadError.code, error)))
+            self._clients.send(client, encode(Rejected("", EngineDeadError.code, error)))
 
 
 def main(child: Child) -> None:

@@ -26,6 +26,7 @@ import zmq
 from procengine import ipc
 from procengine.child_process import ChildProcess, write_log
 from procengine.children import Children
+from procengine.client_listeners import ClientListeners
 from procengine.config import EngineConfig
 from procengine.errors import ProcengineError
 from procengine.group_status import GroupStatus
@@ -74,9 +75,12 @@ class Supervisor:
         self._restart_policies: dict[str, RestartPolicy] = {}
         port = config.metrics.port
         self._listener = None if port is None else listen(config.metrics.host, port, "metrics_port")
+        self._clients = ClientListeners(config)
+        config = self._config = self._clients.config
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
-        self._children = Children(config, self._control, self._listener.fileno() if self._listener else None)
+        metrics_fd = {"metrics": self._listener.fileno()} if self._listener else {}
+        self._children = Children(config, self._control, self._clients.fds | metrics_fd)
         self._status = GroupStatus(config, self._children, self._control, self._started_s)
         self._status_timer: Timer | None = None
         self._loop = PollLoop()
@@ -91,6 +95,7 @@ class Supervisor:
         finally:
             if self._listener is not None:
                 self._listener.close()
+            self._clients.close()
             self._children.kill_all()
             self._context.destroy(linger=100)
         return 1 if self._error else 0
@@ -130,6 +135,7 @@ class Supervisor:
             "model": self._config.model.name,
             "pids": {"supervisor": os.getpid(), **self._children.pids},
             "num_blocks": self._facts["frontend"]["num_blocks"],
+            **({"tcp": self._clients.endpoint} if self._clients.endpoint else {}),
             **({"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}),
             "worker": {key: value for key, value in self._facts["worker-0"].items() if key != "num_blocks"},
             "is_private": self._launcher_fd is not None,

@@ -63,10 +63,14 @@ _HELP: Final[Mapping[str, str]] = {
     "span_records": "newest spans that each thread keeps for `trace`, `profile` and `top`: a power of two; 0 is none",
     "metrics_port": "serve Prometheus metrics over HTTP on this port; 0 takes one that is free (see the ready line)",
     "metrics_host": "address that --metrics-port listens on",
+    "listen": "take clients on tcp://ADDRESS:PORT too, and on the port after it (outputs); 0 takes two that are free",
+    "curve_keys": "file or name of keys (`procengine keys new`): tcp clients need keys; demanded beyond the loopback",
     "otlp_endpoint": "send a trace of each request to this URL (OTLP over HTTP); needs procengine[otel]",
 }
 
-_OFF: Final = frozenset({"metrics_port", "otlp_endpoint"})  # for these, no value is not "decide for me"
+_OFF: Final = frozenset(
+    {"metrics_port", "otlp_endpoint", "listen", "curve_keys"}
+)  # for these, no value is not "decide for me"
 
 
 class _ArgumentType(NamedTuple):
