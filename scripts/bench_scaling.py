@@ -23,7 +23,6 @@ import msgspec
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "scaling"))
-from machine_limits import measure_limits
 from scaling_plot import draw
 
 from procengine.bench.decode_bench import DecodeBench
@@ -47,6 +46,8 @@ OUTPUT_LEN: Final = 40
 class Measured(msgspec.Struct):
     """What a file holds: the machine's limits, and a row for each point; `bound_ms` follows from both."""
 
+    model: str
+    shape: DecoderShape
     limits: MachineLimits
     threads: int
     rows: list[dict[str, Any]]
@@ -75,6 +76,15 @@ def points(args: argparse.Namespace, max_context_len: int) -> Iterator[tuple[str
         for context_len in args.context_lens:
             if context_len <= limit:
                 yield "context", batch_size, context_len
+
+
+def measure(args: argparse.Namespace) -> Measured:
+    """All formats that were asked for, and the machine."""
+    from machine_limits import measure_limits  # torch
+
+    model = resolve(EngineArgs(model=args.model)).model
+    rows = [row for name in args.formats for row in measure_format(args, name)]
+    return Measured(model.name, shape_of(model), measure_limits(args.threads, seconds=2.0), args.threads, rows)
 
 
 def measure_format(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
@@ -121,14 +131,22 @@ def merge(files: Sequence[Measured]) -> Measured:
         max(one.limits.read_gb_per_s for one in files),
         {key: max(one.limits.gop_per_s[key] for one in files) for key in files[0].limits.gop_per_s},
     )
-    return Measured(best, files[0].threads, [row for one in files for row in one.rows])
+    return msgspec.structs.replace(files[0], limits=best, rows=[row for one in files for row in one.rows])
 
 
-def add_bounds(measured: Measured, shape: DecoderShape) -> None:
+def read_file(path: Path) -> Measured:
+    """What --json has written."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Measured)
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"--merge: {path} cannot be read: {error}") from error
+
+
+def add_bounds(measured: Measured) -> None:
     """What each step takes at least."""
     for row in measured.rows:
         row["bound_ms"] = decode_bound_ms(
-            *(shape, measured.limits, row["weight_bytes"], OPERANDS[row["format"]]),
+            *(measured.shape, measured.limits, row["weight_bytes"], OPERANDS[row["format"]]),
             *(row["batch_size"], row["context_len"]),
         )
 
@@ -179,27 +197,25 @@ def parse_arguments() -> argparse.Namespace:
     for name in args.formats:
         if name not in FORMATS:
             cli.error(f"--formats: {name!r} is none of {', '.join(FORMATS)}")
+    for option in ("input_len", "rounds", "threads"):
+        if getattr(args, option) < 1:
+            cli.error(f"--{option.replace('_', '-')}: must be at least 1, got {getattr(args, option)}")
     return args
 
 
 def main() -> None:
     args = parse_arguments()
-    if args.merge:
-        measured = merge([msgspec.json.decode(path.read_bytes(), type=Measured) for path in args.merge])
-    else:
-        rows = [row for name in args.formats for row in measure_format(args, name)]
-        measured = Measured(measure_limits(args.threads, seconds=2.0), args.threads, rows)
-    model = resolve(EngineArgs(model=args.model)).model
-    add_bounds(measured, shape_of(model))
+    measured = merge([read_file(path) for path in args.merge]) if args.merge else measure(args)
+    add_bounds(measured)
     print(table(measured))
     if args.json is not None:
         args.json.write_bytes(msgspec.json.encode(measured))
     if args.plot is not None:
-        draw(measured.rows, f"A decode step of {model.name}, {measured.threads} threads", args.plot)
+        draw(measured.rows, f"A decode step of {measured.model}, {measured.threads} threads", args.plot)
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (ProcengineError, ConfigError) as error:
+    except ProcengineError as error:
         sys.exit(f"error: {error}")

@@ -66,6 +66,7 @@ PURE = (
     "procengine.bench.ratios",
     "procengine.bench.record",
     "procengine.bench.report",
+    "procengine.bench.roofline",
     "procengine.bench.steady_decode",
     "procengine.bench.timelines",
     "procengine.bench.workload",
