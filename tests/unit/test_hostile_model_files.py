@@ -121,7 +121,7 @@ def test_no_value_of_the_other_files_crashes_their_reader(
 @pytest.mark.parametrize("name", _FILES)
 def test_a_spoilt_file_is_read_or_refused(tmp_path: Path, home: Path, name: str) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    more = {"generation_config__json": {"eos_token_id": [1, 2]}, "chat_template__jinja": template}
+    more: dict[str, Any] = {"generation_config__json": {"eos_token_id": [1, 2]}, "chat_template__jinja": template}
     config = {**LLAMA, "rope_scaling": {**LLAMA3_ROPE, "rope_type": "llama3"}}
     write_folder(tmp_path, config, tokenizer_config__json={"eos_token": "</s>", "chat_template": template}, **more)
     assert attempt(tmp_path, home)
@@ -159,6 +159,12 @@ def _encoded(value: Any) -> bytes:
             return pack("<If", 6, value)
         case str():
             return pack("<IQ", 8, len(value)) + value.encode()
+        case _:
+            return _encoded_array(value)
+
+
+def _encoded_array(value: list[Any]) -> bytes:
+    pack = struct.pack
     kind, items = (8, [_encoded(item)[4:] for item in value]) if value and isinstance(value[0], str) else (5, None)
     if items is None and value and isinstance(value[0], list):
         kind, items = 9, [_encoded(item)[4:] for item in value]

@@ -99,6 +99,12 @@ def test_a_quantised_tensor_is_named_with_its_type(tmp_path: Path) -> None:
         load(config)
 
 
+def test_sizes_that_the_file_does_not_have_are_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    config = replace(saved("llama", tmp_path), vocab_size=1 << 24, hidden_size=1 << 20)  # 64 TiB of embedding
+    with pytest.raises(ModelError, match=r"embed_tokens\.weight has shape"):
+        load(config)
+
+
 def test_shards_give_the_same_model(tmp_path: Path) -> None:
     whole, shards = tmp_path / "whole", tmp_path / "shards"
     config = saved("llama", whole)
