@@ -26,7 +26,6 @@ from procengine.engine import Engine
 from procengine.errors import (
     EngineDeadError,
     InvalidRequestError,
-    OverloadedError,
     ProcengineError,
     ProtocolError,
     ShuttingDownError,
@@ -35,15 +34,18 @@ from procengine.messages import (
     PROTOCOL_VERSION,
     UNREADABLE,
     Abort,
+    Begin,
     ChildStats,
     ClientGone,
     Delivered,
     Drain,
     Drained,
+    FrontendLost,
     GetStats,
     Hello,
     OutputLost,
     Query,
+    Received,
     Rejected,
     Resume,
     Resync,
@@ -61,6 +63,7 @@ from procengine.messages import (
     decode_from_worker,
     encode,
 )
+from procengine.numbering import epoch_of, first_number
 from procengine.pipeline import NextPlan, Pipeline, PlannedStep
 from procengine.profiling.records import RecordKind, id_words
 from procengine.recent_clients import RecentClients
@@ -97,7 +100,7 @@ class Frontend:
         self._parts = {name: load_frontend_parts(name) for name in config.model.workflows}
         self._admission = Admission(self._parts, config.limits)
         self._engine: Engine | None = None  # exists once all workers have said how many blocks they hold
-        self._num_blocks_by_rank: dict[int, int] = {}
+        self._ready_by_rank: dict[int, WorkerReady] = {}
         num_workers = config.worker.num_workers
         self._progress_ns = [0] * num_workers  # when the newest result came, or the first step after a pause was sent
         self._watchdog: asyncio.TimerHandle | None = None
@@ -137,7 +140,10 @@ class Frontend:
         from_output = ipc.bind(context, zmq.PULL, child.endpoint("feedback"))
         self._results = ipc.SocketReader(loop, results, self._on_result, self._pump)
         self._feedback = ipc.SocketReader(loop, from_output, self._on_feedback, self._pump)
-        self._client_reader = ipc.SocketReader(loop, self._client_socket, self._on_client, self._pump)
+        self._client_reader: ipc.SocketReader | None = None  # they wait until there is an engine
+        if child.epoch:
+            for socket in self._to_workers:
+                socket.send(encode(Begin(child.epoch)))
         self._control = ipc.SocketReader(loop, child.control, self._on_control)
 
     def _connect_worker(self, rank: int) -> zmq.Socket[bytes]:
@@ -233,6 +239,8 @@ class Frontend:
         if isinstance(header, WorkerReady):
             self._on_worker_ready(header)
             return
+        if epoch_of(header.step_id) != self._child.epoch:
+            return  # of a step that our predecessor sent
         decoded_ns = time.monotonic_ns()
         self._stats.result_received(header.rank, header.step_id, header.is_last, header.busy_ns, received_ns)
         self._progress_ns[header.rank] = received_ns
@@ -260,34 +268,39 @@ class Frontend:
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:
         if self._engine is not None:
+            self._on_worker_lost(ready.rank, ready.epoch - 1)  # nobody may have said so yet
             self._engine.restore_worker(ready.rank, ready.epoch)
             return
-        config = self._child.config
-        rank, epoch = ready.rank, ready.epoch
-        self._num_blocks_by_rank[rank] = ready.num_blocks
-        if len(self._num_blocks_by_rank) < config.worker.num_workers:
-            return
-        pipelines = [
-            _make_pipeline(self._child, self._parts, rank, epoch, count)
-            for rank, count in sorted(self._num_blocks_by_rank.items())
-        ]
-        smallest = min(self._num_blocks_by_rank.values())
-        self._engine = Engine(self._parts, pipelines, _model_facts(self._child, smallest))
-        self._child.say_ready({"num_blocks": sum(self._num_blocks_by_rank.values())})
+        known = self._ready_by_rank.get(ready.rank, ready)
+        self._ready_by_rank[ready.rank] = max(known, ready, key=lambda one: one.epoch)
+        if len(self._ready_by_rank) == self._child.config.worker.num_workers:
+            self._open_engine([one for _, one in sorted(self._ready_by_rank.items())])
 
-    def _on_worker_lost(self, rank: int) -> None:
+    def _open_engine(self, workers: list[WorkerReady]) -> None:
+        """All workers have said how many blocks they hold: clients are served from here on."""
+        child, counts = self._child, [worker.num_blocks for worker in workers]
+        pipelines = [_make_pipeline(child, self._parts, worker) for worker in workers]
+        self._engine = Engine(self._parts, pipelines, _model_facts(child, min(counts)), first_number(child.epoch))
+        self._client_reader = ipc.SocketReader(self._loop, self._client_socket, self._on_client, self._pump)
+        child.say_ready({"num_blocks": sum(counts)})
+
+    def _on_worker_lost(self, rank: int, epoch: int) -> None:
         """Its requests go on elsewhere. What it had sent is taken in first, and shown to the output process again: the
         same bytes may not have got there.
         """
         self._results.drain()
         if self._engine is None:
+            if rank in self._ready_by_rank and self._ready_by_rank[rank].epoch <= epoch:
+                del self._ready_by_rank[rank]
             return
+        if self._engine.pipelines[rank].epoch > epoch:
+            return  # this is known
         for frames in self._recent_results.of_worker(rank):
             ipc.send_frames(self._to_output, frames)
         self._to_workers[rank].close(linger=0)  # with the steps that nobody will take
         self._to_workers[rank] = self._connect_worker(rank)
         self._stats.forget(rank)
-        for finish in self._engine.lose_worker(rank):
+        for finish in self._engine.lose_worker(rank, epoch):
             self._to_output.send(encode(finish))
         self._pump()
 
@@ -297,7 +310,8 @@ class Frontend:
         """
         self._feedback.drain()
         self._results.drain()
-        assert self._engine is not None  # before the group is ready, a death is its end
+        if self._engine is None:
+            return  # it is said again when there is one
         self._to_output.close(linger=0)
         self._to_output = self._connect_output()
         for message in self._engine.resume_output(self._recent_results):
@@ -319,8 +333,8 @@ class Frontend:
             self._reject(client, "", ProtocolError(f"message: not a message of this protocol: {error}"))
             return
         match message:
-            case Hello(version):
-                self._welcome(client, version)
+            case Hello():
+                self._welcome(client, message)
             case Submit():
                 self._on_submit(client, message, len(data))
             case Abort(request_id):
@@ -330,9 +344,9 @@ class Frontend:
                 if reset:
                     self._reset_stats()
 
-    def _welcome(self, client: bytes, version: int) -> None:
-        if version != PROTOCOL_VERSION:
-            text = f"version: this group speaks protocol {PROTOCOL_VERSION}, the client {version}"
+    def _welcome(self, client: bytes, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            text = f"version: this group speaks protocol {PROTOCOL_VERSION}, the client {hello.version}"
             self._reject(client, "", ProtocolError(text))
             return
         config, engine = self._child.config, self._engine
@@ -350,6 +364,8 @@ class Frontend:
                 config.model.workflows,
                 config.limits.max_request_bytes,
                 config.model.tool_call_parser,
+                self._child.epoch,
+                hello.mark,
             ),
         )
 
@@ -357,6 +373,8 @@ class Frontend:
         received_ns = time.monotonic_ns()
         owner = (client, message.request_id)
         self._clients.add(client)
+        if message.epoch not in (-1, self._child.epoch):
+            self._send(client, Received(message.request_id, self._child.epoch))
         try:
             body = self._check(owner, message, num_bytes)
         except ProcengineError as error:
@@ -369,8 +387,7 @@ class Frontend:
         self._tokenize.submit(body, lambda prepared: self._on_prepared(client, message, body, prepared, received_ns))
 
     def _check(self, owner: tuple[bytes, str], message: Submit, num_bytes: int) -> Any:
-        if self._engine is None:
-            raise OverloadedError("the group is still starting; try again later")
+        assert self._engine is not None
         if self._is_draining:
             raise ShuttingDownError("the group is shutting down and takes no new requests")
         return self._admission.check(
@@ -432,15 +449,17 @@ class Frontend:
     def _reject(self, client: bytes, request_id: str, error: ProcengineError) -> None:
         self._send(client, Rejected(request_id, error.code, str(error)))
 
-    def _send(self, client: bytes, message: Welcome | Rejected | Stats) -> None:
+    def _send(self, client: bytes, message: Welcome | Received | Rejected | Stats) -> None:
         if not ipc.send_routed(self._client_socket, client, encode(message)):
             self._clients.discard(client)
-        self._client_reader.poke()
+        if self._client_reader is not None:
+            self._client_reader.poke()
 
     # --- output process
 
     def _on_feedback(self, frames: list[bytes]) -> None:
-        assert self._engine is not None
+        if self._engine is None:
+            return  # about requests of our predecessor
         match decode_from_output(frames[0]):
             case TextStop(key):
                 self._engine.end(key, "stop")
@@ -463,10 +482,12 @@ class Frontend:
                 depth = (self._engine.num_unfinished if self._engine else 0) + len(self._tokenizing)
                 self._child.control.send(encode(ChildStats(query_id, state, depth)))
                 self._control.poke()
-            case WorkerLost(rank):
-                self._on_worker_lost(rank)
+            case WorkerLost(rank, epoch):
+                self._on_worker_lost(rank, epoch)
             case OutputLost(epoch):
                 self._on_output_lost(epoch)
+            case FrontendLost():
+                pass  # before us
             case Drain(timeout_s):
                 self._is_draining = True
                 self._loop.call_later(timeout_s, self._abort_all)
@@ -505,14 +526,14 @@ class Frontend:
         return [planner.counters for pipeline in pipelines for planner in pipeline.planners.values()]
 
 
-def _make_pipeline(child: Child, parts: dict[str, FrontendParts], rank: int, epoch: int, num_blocks: int) -> Pipeline:
+def _make_pipeline(child: Child, parts: dict[str, FrontendParts], worker: WorkerReady) -> Pipeline:
     scheduler, cache = child.config.scheduler, child.config.cache
     limits = SchedulerLimits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=scheduler.max_model_len,
         block_size=cache.block_size,
-        num_blocks=num_blocks,
+        num_blocks=worker.num_blocks,
         enable_chunked_prefill=scheduler.enable_chunked_prefill,
         enable_prefix_caching=cache.enable_prefix_caching,
         is_priority_policy=scheduler.policy == "priority",
@@ -520,7 +541,11 @@ def _make_pipeline(child: Child, parts: dict[str, FrontendParts], rank: int, epo
         num_speculative_tokens=scheduler.num_speculative_tokens,
     )
     return Pipeline(
-        rank, lambda: {name: part.planner(limits) for name, part in parts.items()}, scheduler.async_depth, epoch
+        worker.rank,
+        lambda: {name: part.planner(limits) for name, part in parts.items()},
+        scheduler.async_depth,
+        worker.epoch,
+        first_number(child.epoch),
     )
 
 
