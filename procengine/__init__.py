@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ProcengineError,
         ProtocolError,
         RequestFailedError,
+        RequestLostError,
         ShuttingDownError,
         StartupError,
     )
@@ -51,6 +52,7 @@ __all__ = [
     "ProcengineError",
     "ProtocolError",
     "RequestFailedError",
+    "RequestLostError",
     "RequestOutput",
     "SamplingParams",
     "ShuttingDownError",

@@ -28,7 +28,7 @@ from procengine.client_bodies import (
     prompt_text,
 )
 from procengine.client_core import ClientCore, OnEnd, OnItem, Pending, dead_group_error
-from procengine.client_link import new_call_seed, new_identity
+from procengine.client_link import CUT_OFF_S, new_call_seed, new_identity
 from procengine.curve_keys import ClientKeys, client_keys
 from procengine.errors import EngineDeadError, ProcengineError
 from procengine.groups import GroupInfo, find_group, is_gone
@@ -58,7 +58,7 @@ class AsyncClient:
 
     Args:
         endpoint_or_group_name: `ipc://...`, `tcp://HOST:PORT` or a group's name; None is the only running group.
-        curve_keys, server_key: those of `Client`.
+        curve_keys, server_key, resubmit_lost: those of `Client`.
     """
 
     def __init__(
@@ -67,9 +67,11 @@ class AsyncClient:
         *,
         curve_keys: str | os.PathLike[str] | ClientKeys | None = None,
         server_key: str | None = None,
+        resubmit_lost: bool = True,
     ) -> None:
         self._wanted = endpoint_or_group_name
         self._keys = client_keys(curve_keys, server_key)
+        self._resubmits = resubmit_lost
         self._connection: _Connection | None = None
 
     async def connect(self) -> Welcome:
@@ -81,7 +83,7 @@ class AsyncClient:
             AccessDeniedError: it does not know this client's key, or has another one than it should.
         """
         if self._connection is None:
-            connection = _Connection(find_group(self._wanted), self._keys)
+            connection = _Connection(find_group(self._wanted), self._keys, resubmits=self._resubmits)
             self._connection = connection
             try:
                 await asyncio.wait_for(connection.shake_hands(), _CONNECT_TIMEOUT_S)
@@ -226,7 +228,7 @@ class AsyncClient:
 
     async def _run(self, workflow: str, body: Body, request_id: str | None, traceparent: str = "") -> Pending:
         connection, ended = self._connected, asyncio.Event()
-        pending = connection.submit(workflow, body, request_id, traceparent, lambda _: ended.set())
+        pending = connection.submit(workflow, body, request_id, traceparent, lambda _: ended.set(), is_collected=True)
         try:
             await ended.wait()
         finally:
@@ -241,20 +243,26 @@ _AnswerT = TypeVar("_AnswerT", Welcome, Attached, Stats)
 class _Connection:
     """Sockets, readers and the liveness timer of a connected client. Everything runs on one loop."""
 
-    def __init__(self, group: GroupInfo, keys: ClientKeys | None = None) -> None:
+    def __init__(self, group: GroupInfo, keys: ClientKeys | None = None, *, resubmits: bool = True) -> None:
         self.group = group
         self._keys = keys
+        self._is_refused = False
+        self._lost_at_s: float | None = None  # nothing has come since the connection was lost then
         self.welcome: Welcome | None = None
-        self._core = ClientCore()
+        self._core = ClientCore(resubmits=resubmits)
         self._identity = new_identity()
         self._loop = asyncio.get_running_loop()
         self._context = ipc.make_context()
         self._links: list[tuple[zmq.Socket[bytes], ipc.SocketReader]] = []
+        self._readers: list[ipc.SocketReader] = []
         self._liveness: asyncio.TimerHandle | None = None
 
     async def shake_hands(self) -> None:
         """Introduce ourselves to the frontend, then to the output process."""
-        welcome = await self._greet(self._link(self.group.endpoint))
+        link = self._link(self.group.endpoint)
+        disconnects = ipc.disconnects_of(link[0])
+        self._readers.append(ipc.SocketReader(self._loop, disconnects, self._on_disconnect))
+        welcome = await self._greet(link)
         await self._attach(self._link(reachable_from(self.group.endpoint, welcome.output_endpoint)))
         self.welcome = welcome
 
@@ -272,10 +280,14 @@ class _Connection:
         traceparent: str,
         on_end: OnEnd,
         on_item: OnItem | None = None,
+        *,
+        is_collected: bool = False,
     ) -> Pending:
         """Start a request."""
         sent_ns = time.monotonic_ns()
-        pending, frame = self._core.submit(workflow, body, request_id, on_end, on_item, sent_ns, traceparent)
+        pending, frame = self._core.submit(
+            workflow, body, request_id, on_end, on_item, sent_ns, traceparent, is_collected=is_collected
+        )
         self._send(frame)
         return pending
 
@@ -298,7 +310,7 @@ class _Connection:
         self._core.die(ProcengineError("the client is closed"))
         if self._liveness is not None:
             self._liveness.cancel()
-        for _, reader in self._links:
+        for reader in self._readers:
             reader.close()
         # Aborts are in the kernel's hands within microseconds, unless nobody is there to take them.
         self._context.destroy(linger=0 if is_gone(self.group) else None)
@@ -306,11 +318,19 @@ class _Connection:
     def _link(self, endpoint: str) -> tuple[zmq.Socket[bytes], ipc.SocketReader]:
         socket = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity, keys=self._keys)
         reader = ipc.SocketReader(self._loop, socket, self._on_frames)
+        self._readers.append(reader)
         self._links.append((socket, reader))
         return self._links[-1]
 
     def _on_frames(self, frames: list[bytes]) -> None:
+        self._lost_at_s = None
         self._core.receive(frames[0], time.monotonic_ns())
+        for frame in self._core.take_frames():
+            self._send(frame)
+
+    def _on_disconnect(self, _: list[bytes]) -> None:
+        self._lost_at_s = time.monotonic()
+        self._send(self._core.hello_again())
 
     async def _greet(self, link: tuple[zmq.Socket[bytes], ipc.SocketReader]) -> Welcome:
         """If no answer comes, find out whether we are not let in."""
@@ -348,7 +368,10 @@ class _Connection:
         if frame is None:
             return
         socket, reader = link or self._links[0]
-        socket.send(frame)
+        try:
+            socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:  # ZeroMQ has given up, because it was not let in: nobody will read
+            self._is_refused = True
         reader.poke()  # a send may swallow the wake-up for a message that came meanwhile
         self._watch()
 
@@ -361,7 +384,8 @@ class _Connection:
         self._liveness = None
         if not self._core.has_pending:
             return
-        if is_gone(self.group):
+        is_silent = self._lost_at_s is not None and time.monotonic() - self._lost_at_s > CUT_OFF_S
+        if is_gone(self.group) or self._is_refused or is_silent:
             self._core.die(dead_group_error(self.group.name))
         else:
             self._watch()

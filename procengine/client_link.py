@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections import deque
+from typing import Final
 
 import zmq
 
@@ -15,7 +17,10 @@ from procengine import ipc
 from procengine.curve_keys import ClientKeys
 from procengine.listen import reachable_from
 
-__all__ = ["ClientLink", "new_call_seed", "new_identity"]
+__all__ = ["CUT_OFF_S", "ClientLink", "new_call_seed", "new_identity"]
+
+
+CUT_OFF_S: Final = 30.0  # a frontend that was started again has answered by then
 
 
 def new_call_seed() -> str:
@@ -37,12 +42,17 @@ class ClientLink:
         self._endpoint = endpoint
         self._keys = keys
         self._frontend = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity, keys=keys)
+        self._disconnects = ipc.disconnects_of(self._frontend)
         self._output: zmq.Socket[bytes] | None = None
         self._outbox: deque[bytes] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = zmq.Poller()
         self._poller.register(self._frontend, zmq.POLLIN)
         self._poller.register(self._wake, zmq.POLLIN)
+        self._poller.register(self._disconnects, zmq.POLLIN)
+        self._has_lost_frontend = False
+        self._is_refused = False
+        self._lost_at_s: float | None = None  # nothing has come since the connection was lost then
 
     def attach(self, output_endpoint: str, frame: bytes) -> None:
         """Connect to the output process and introduce ourselves with `frame`."""
@@ -65,9 +75,13 @@ class ClientLink:
         os.eventfd_write(self._wake, 1)
 
     def flush(self) -> None:
-        """Send what is queued."""
+        """Send what is queued. Nothing waits: where ZeroMQ has given up, because it was not let in, nobody will read."""
         while self._outbox:
-            self._frontend.send(self._outbox.popleft())
+            frame = self._outbox.popleft()
+            try:
+                self._frontend.send(frame, zmq.NOBLOCK)
+            except zmq.Again:
+                self._is_refused = True
 
     def receive(self, timeout_ms: int) -> list[bytes]:
         """Send what is queued, then wait for frames and return all that are here; [] after `timeout_ms` or `wake`."""
@@ -76,15 +90,32 @@ class ClientLink:
         for source, _ in self._poller.poll(timeout_ms):
             if source == self._wake:
                 os.eventfd_read(self._wake)
+            elif source is self._disconnects:
+                _drain(source, [])
+                self._has_lost_frontend = True
+                self._lost_at_s = time.monotonic()
             else:
                 _drain(source, frames)
+        if frames:
+            self._lost_at_s = None
         return frames
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether there is no hope of an answer, as far as sockets can tell: a group elsewhere leaves no other sign."""
+        return self._is_refused or (self._lost_at_s is not None and time.monotonic() - self._lost_at_s > CUT_OFF_S)
+
+    def take_disconnect(self) -> bool:
+        """Whether the connection to the frontend was lost since this was asked last."""
+        has_lost, self._has_lost_frontend = self._has_lost_frontend, False
+        return has_lost
 
     def close(self, *, linger: bool = True) -> None:
         """Close the sockets. What was queued is still sent, unless it is known that nobody is there (`linger`)."""
         if self._context.closed:
             return
-        self.flush()
+        if linger:
+            self.flush()
         self._context.destroy(linger=None if linger else 0)
         os.close(self._wake)
 

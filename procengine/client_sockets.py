@@ -18,65 +18,55 @@ from zmq.utils import z85
 
 from procengine import ipc
 from procengine.child import Child
+from procengine.config import ListenConfig
 from procengine.curve_keys import ServerKeys, load_server_keys
 
 __all__ = ["ClientSockets"]
 
 _REMOTE: Final = b"\0\0tcp:"  # ids that begin with a zero byte are ZeroMQ's own, and those have five bytes
 
-OnMessage = Callable[[list[bytes]], None]
-
 
 class ClientSockets:
-    """The ROUTERs that clients connect to, on a loop. `send` takes the ids that `on_message` was given (frame 0)."""
+    """The ROUTERs that clients connect to. `send` takes the ids that `on_message` was given (frame 0)."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        local: zmq.Socket[bytes],
-        remote: zmq.Socket[bytes] | None,
-        on_message: OnMessage,
-        after_drain: Callable[[], None] | None,
-        local_outputs: str,
-        remote_outputs: str = "",
-        doorkeeper: Doorkeeper | None = None,
-    ) -> None:
-        self._local_outputs = local_outputs
-        self._remote_outputs = remote_outputs
-        self._doorkeeper = doorkeeper  # kept: it must answer as long as there are connections
-        self._local = local
-        self._remote = remote
-        self._on_message = on_message
-        self._readers = [ipc.SocketReader(loop, local, on_message, after_drain)]
-        if remote is not None:
-            self._readers.append(ipc.SocketReader(loop, remote, self._on_remote, after_drain))
+    def __init__(self, child: Child, loop: asyncio.AbstractEventLoop, max_message_bytes: int) -> None:
+        """Those of the role that `child` is; messages wait until `start`."""
+        self._loop = loop
+        self._outputs = child.endpoint("output")
+        self._local = ipc.bind(
+            child.context, zmq.ROUTER, child.endpoint(child.role), max_message_bytes=max_message_bytes
+        )
+        self._remote: zmq.Socket[bytes] | None = None
+        self._remote_outputs = ""
+        self._doorkeeper: Doorkeeper | None = None  # kept: it must answer as long as there are connections
+        self._readers: list[ipc.SocketReader] = []
+        if child.config.listen is not None:
+            self._listen(child, child.config.listen, max_message_bytes)
 
-    @classmethod
-    def open(
-        cls,
-        child: Child,
-        loop: asyncio.AbstractEventLoop,
-        max_message_bytes: int,
-        on_message: OnMessage,
-        after_drain: Callable[[], None] | None = None,
-    ) -> ClientSockets:
-        """Those of a process of the group, at its role's endpoints."""
-        local = ipc.bind(child.context, zmq.ROUTER, child.endpoint(child.role), max_message_bytes=max_message_bytes)
-        listen, outputs = child.config.listen, child.endpoint("output")
-        if listen is None:
-            return cls(loop, local, None, on_message, after_drain, outputs)
+    def _listen(self, child: Child, listen: ListenConfig, max_message_bytes: int) -> None:
         assert child.listen_fd is not None  # the supervisor made it
         keys = None if listen.curve_keys is None else load_server_keys(listen.curve_keys)
-        doorkeeper = None if keys is None else Doorkeeper(loop, child.context, keys)
+        self._doorkeeper = None if keys is None else Doorkeeper(self._loop, child.context, keys)
+        self._remote_outputs = listen.output
         endpoint = listen.output if child.role == "output" else listen.frontend
-        remote = ipc.bind_tcp(
+        self._remote = ipc.bind_tcp(
             child.context, zmq.ROUTER, endpoint, child.listen_fd, max_message_bytes=max_message_bytes, server=keys
         )
-        return cls(loop, local, remote, on_message, after_drain, outputs, listen.output, doorkeeper)
+
+    def start(self, on_message: Callable[[list[bytes]], None], after_drain: Callable[[], None] | None = None) -> None:
+        """From here on messages are handed on, and `after_drain` is called behind each batch of them."""
+        self._readers.append(ipc.SocketReader(self._loop, self._local, on_message, after_drain))
+        if self._remote is not None:
+
+            def on_remote(frames: list[bytes]) -> None:
+                frames[0] = _REMOTE + frames[0]
+                on_message(frames)
+
+            self._readers.append(ipc.SocketReader(self._loop, self._remote, on_remote, after_drain))
 
     def output_endpoint(self, client: bytes) -> str:
-        """Where this client's outputs come from: the transport that it came in by."""
-        return self._remote_outputs if client.startswith(_REMOTE) else self._local_outputs
+        """Where this client's outputs come from: by the transport that it came in by."""
+        return self._remote_outputs if client.startswith(_REMOTE) else self._outputs
 
     def send(self, client: bytes, message: bytes) -> bool:
         """Send without blocking. False: the client is gone. Call `poke` after the last one."""
@@ -88,10 +78,6 @@ class ClientSockets:
         """Look for messages soon: a send may have swallowed the wake-up."""
         for reader in self._readers:
             reader.poke()
-
-    def _on_remote(self, frames: list[bytes]) -> None:
-        frames[0] = _REMOTE + frames[0]
-        self._on_message(frames)
 
 
 class Doorkeeper:

@@ -19,6 +19,7 @@ __all__ = [
     "ProcengineError",
     "ProtocolError",
     "RequestFailedError",
+    "RequestLostError",
     "ShuttingDownError",
     "StartupError",
     "error_from_code",
@@ -91,6 +92,12 @@ class AccessDeniedError(ProcengineError):
     code = "access_denied"
 
 
+class RequestLostError(EngineDeadError):
+    """The frontend died while the request was running; it may be sent again."""
+
+    code = "request_lost"
+
+
 class RequestFailedError(ProcengineError):
     """An accepted request ended with `finish_reason="error"`."""
 
@@ -109,6 +116,7 @@ _BY_CODE: dict[str, type[ProcengineError]] = {
         OverloadedError,
         ShuttingDownError,
         EngineDeadError,
+        RequestLostError,
         RequestFailedError,
     )
 }

@@ -30,6 +30,7 @@ __all__ = [
     "bind_tcp",
     "connect",
     "connect_socket",
+    "disconnects_of",
     "has_message",
     "make_context",
     "send_frames",
@@ -132,6 +133,12 @@ def _set_tcp_options(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, _TCP_HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TCP_SILENCE_MS)
     socket.setsockopt(zmq.HEARTBEAT_TTL, _TCP_SILENCE_MS)
+
+
+def disconnects_of(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """A socket that gets a message whenever `socket`, which has connected somewhere, loses its connection."""
+    monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    return monitor
 
 
 def _make(context: zmq.Context[zmq.Socket[bytes]], kind: int, max_message_bytes: int) -> zmq.Socket[bytes]:

@@ -62,13 +62,12 @@ def _listen(monitor: zmq.Socket[bytes], keys: ClientKeys | None, deadline_s: flo
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return "it does not know this client's key; its operator adds it with `procengine keys add`"
         if num_failures >= _MOST_FAILURES or event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            return _mismatch(event, keys)
+            return _mismatch(keys)
     return None
 
 
-def _mismatch(event: int, keys: ClientKeys | None) -> str:
+def _mismatch(keys: ClientKeys | None) -> str:
+    """Which side hangs up first is chance, so the two cases of a client with keys look alike."""
     if keys is None:
         return "it demands keys, and this client has none; give it curve_keys"
-    if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-        return "it has no keys, and this client demands some; connect without curve_keys"
-    return "its key is not the one that this client was told (server_key)"
+    return "its key is not the one that this client was told (server_key), or it has no keys at all"

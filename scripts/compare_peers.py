@@ -10,7 +10,7 @@ In pieces, where there is no quiet hour; the n-th runs of all engines of a piece
 
   scripts/bench peers --workloads w2 --runs 2 --json w2-a.json
   scripts/bench peers --workloads w2 --runs 3 --first-run 3 --json w2-b.json
-  scripts/bench peers --merge w2-a.json w2-b.json
+  scripts/bench peers --merge w2-a.json w2-b.json --max-others 0.1
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from procengine.bench.peers.comparison import tables
 from procengine.bench.peers.loads import PromptSource, Workload, select_workloads
 from procengine.bench.peers.precision import precision_of, weights_class
 from procengine.bench.peers.results import EngineResult, EngineSpec
-from procengine.bench.peers.saved import decode_results, encode_results, measured_workloads, merge_results
+from procengine.bench.peers.saved import decode_results, encode_results, measured_workloads, merge_results, only_quiet
 from procengine.bench.peers.session import Limits, run_session
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
 from procengine.config import EngineConfig
@@ -108,6 +108,12 @@ def parse_arguments() -> argparse.Namespace:
     add("--options", action="append", metavar="TEXT", help="options of procengine serve; each use is one more entry")
     add("--seed", type=int, default=0, metavar="N", help="of the prompts [%(default)s]")
     add("--timeout", type=float, default=900.0, metavar="S", help="of one run of one engine [%(default)g]")
+    add(
+        "--max-others",
+        type=float,
+        metavar="X",
+        help="leave out runs in which other programs used more cores [no limit]",
+    )
     add("--json", type=Path, metavar="FILE", help="all figures of all runs go there, as one JSON object")
     add("--merge", type=Path, nargs="+", metavar="FILE", help="run nothing: the tables of what --json has written")
     args = cli.parse_args()
@@ -139,7 +145,7 @@ def measure(args: argparse.Namespace, workloads: Sequence[Workload], logs: Path)
         range(first, first + args.runs),
         PromptSource(np.array(token_ids, np.int32), args.seed + first),
         logs,
-        Limits(run_s=args.timeout),
+        Limits(run_s=args.timeout, max_others=args.max_others),
         lambda line: print(line, file=sys.stderr, flush=True),
     )
 
@@ -156,9 +162,10 @@ def main() -> int:
         results = measure(args, workloads, logs)
         if all(result.error is None for result in results):
             shutil.rmtree(logs)
-    print(tables(results, workloads))
     if args.json is not None:
         args.json.write_bytes(encode_results(results, workloads))
+    counted = results if args.max_others is None else only_quiet(results, args.max_others)
+    print(tables(counted, workloads))
     return int(any(result.error is not None for result in results))
 
 

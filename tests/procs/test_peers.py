@@ -17,6 +17,7 @@ import pytest
 
 from procengine.bench.peers.answers import EngineError
 from procengine.bench.peers.loads import WORKLOADS, Load, PromptSource, Workload
+from procengine.bench.peers.other_load import OtherLoad
 from procengine.bench.peers.process import EngineProcess
 from procengine.bench.peers.results import EngineResult, EngineSpec
 from procengine.bench.peers.session import Limits, run_session
@@ -122,7 +123,9 @@ def test_engines_alternate_and_one_that_spins_is_stopped_while_the_other_runs(tm
     assert "T" not in {entry["states"]["ours"] for entry in journal if entry["name"] == "spinner"}
     assert (ours.version, ours.precision, ours.error) == ("1.2", "int8", None)
     assert ours.peak_rss_mib > 1
-    assert [run["wall_s"] for run in ours.runs_by_workload["w2"] if run is not None] == [0.5] * 3
+    runs = [run for run in ours.runs_by_workload["w2"] if run is not None]
+    assert [run["wall_s"] for run in runs] == [0.5] * 3
+    assert all(run["others_cores"] >= 0 for run in runs)
 
 
 @pytest.mark.parametrize(
@@ -217,3 +220,14 @@ def test_script_skips_what_is_not_installed_and_measures_a_group(model: Path, tm
         for run in engine["runs_by_workload"]["w5"]:
             assert run["num_output_tokens"] == 64 * 64 and run["peak_concurrency"] <= 16
             assert run["num_cached_tokens"] == 0
+
+
+def test_load_of_others_is_what_neither_engine_nor_comparison_use(tmp_path: Path) -> None:
+    with started(fake(tmp_path, "spinner", "spins"), tmp_path) as process:
+        process.wait_ready(60)
+        of_a_stranger = OtherLoad(lambda: 0.0)
+        begin_s = process.cpu_s()
+        wait_until(lambda: process.cpu_s() > begin_s + 0.5, "it has used half a second")
+        assert of_a_stranger.cores() > 0
+    used = iter([0.0, 1e9])  # of an engine that says it used far more than there is
+    assert OtherLoad(lambda: next(used)).cores() == 0.0

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zmq
 
-from procengine import AccessDeniedError, AsyncClient, Client, SamplingParams
+from procengine import AccessDeniedError, AsyncClient, Client, EngineDeadError, SamplingParams
 from procengine.curve_keys import ClientKeys, load_client_keys, load_server_keys, new_keys
 from procengine.refusal import why_refused
 from tests.procs.harness import Served, as_ids, finish, has_line, key_of, tokens_of
@@ -48,7 +48,7 @@ def test_without_keys_on_the_loopback_interface_and_beside_unix_sockets(serve: C
         assert local.welcome.output_endpoint.startswith("ipc://")
         check_client(remote)
         check_client(local)
-    with pytest.raises(AccessDeniedError, match="it has no keys, and this client demands some"):
+    with pytest.raises(AccessDeniedError, match="or it has no keys at all"):
         Client(endpoint, curve_keys=ClientKeys("0" * 40, *(key.decode() for key in zmq.curve_keypair())))
 
 
@@ -152,6 +152,20 @@ def test_clients_wait_while_the_output_process_is_started_again(serve: Callable[
             token_ids += delta.token_ids
         assert token_ids == tokens_of(key_of(token_ids[0], 7), 7, 200)
         check_client(client)
+
+
+def test_a_group_elsewhere_that_is_gone_is_missed(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("client_link", "async_client"):
+        monkeypatch.setattr(f"procengine.{module}.CUT_OFF_S", 0.5)
+    group = serve("--listen", "tcp://127.0.0.1:0", "--mock-step-ms", 50)
+    with Client(group.ready["tcp"]) as client:
+        stream = client.stream({"prompt_token_ids": as_ids(7)}, SamplingParams(temperature=0.0, max_tokens=200))
+        next(stream)
+        group.stop()
+        with pytest.raises(EngineDeadError, match="is gone"):
+            list(stream)
 
 
 def test_a_port_that_is_taken_is_an_error_before_anything_is_started(serve: Callable[..., Served]) -> None:

@@ -13,10 +13,10 @@ import msgspec
 
 from procengine.bench.peers.comparison import compare_engines, judge_targets
 from procengine.bench.peers.loads import WORKLOADS, Workload
-from procengine.bench.peers.results import EngineResult
+from procengine.bench.peers.results import OTHERS, EngineResult
 from procengine.errors import ConfigError
 
-__all__ = ["decode_results", "encode_results", "measured_workloads", "merge_results"]
+__all__ = ["decode_results", "encode_results", "measured_workloads", "merge_results", "only_quiet"]
 
 Runs = list[dict[str, Any] | None]
 
@@ -69,6 +69,20 @@ def merge_results(pieces: Sequence[Sequence[EngineResult]]) -> list[EngineResult
             runs = [run for piece in pieces for run in _runs(name, workload.name, piece)]
             result.runs_by_workload[workload.name] = runs
     return list(merged.values())
+
+
+def only_quiet(results: Sequence[EngineResult], max_others: float) -> list[EngineResult]:
+    """The same without the runs in which others used more than so many cores: None stands for them."""
+    return [
+        replace(
+            result,
+            runs_by_workload={
+                name: [run if run is not None and run.get(OTHERS, 0.0) <= max_others else None for run in runs]
+                for name, runs in result.runs_by_workload.items()
+            },
+        )
+        for result in results
+    ]
 
 
 def _both(known: EngineResult, new: EngineResult) -> EngineResult:

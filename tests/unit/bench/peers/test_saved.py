@@ -10,7 +10,7 @@ import pytest
 from procengine.bench.peers.comparison import compare_engines, tables
 from procengine.bench.peers.loads import WORKLOADS
 from procengine.bench.peers.results import EngineResult, EngineSpec
-from procengine.bench.peers.saved import decode_results, encode_results, measured_workloads, merge_results
+from procengine.bench.peers.saved import decode_results, encode_results, measured_workloads, merge_results, only_quiet
 from procengine.errors import ConfigError
 
 W2, W3 = WORKLOADS["w2"], WORKLOADS["w3"]
@@ -81,3 +81,13 @@ def test_two_versions_of_an_engine_are_not_one() -> None:
 def test_other_file_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(ConfigError, match=r"--merge: notes.json was not written by --json"):
         decode_results(data, "notes.json")
+
+
+def test_runs_that_others_disturbed_make_no_pair() -> None:
+    measured = [engine("us", w2=[100, 30, 100]), engine("peer", w2=[50, 50, 5])]
+    for result, shares in zip(measured, ([0.0, 0.9, 0.1], [0.05, 0.0, 1.2]), strict=True):
+        for run, share in zip(result.runs_by_workload["w2"], shares, strict=True):
+            assert run is not None
+            run["others_cores"] = share
+    assert ratios(only_quiet(measured, 0.1)) == {"peer": (2.0,)}
+    assert ratios(measured) == {"peer": (2.0, 0.6, 20.0)}
