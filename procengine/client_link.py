@@ -75,7 +75,7 @@ class ClientLink:
         os.eventfd_write(self._wake, 1)
 
     def flush(self) -> None:
-        """Send what is queued. Nothing waits: where ZeroMQ has given up, because it was not let in, nobody will read."""
+        """Send what is queued, without waiting: where ZeroMQ has given up, as it was not let in, nobody will read."""
         while self._outbox:
             frame = self._outbox.popleft()
             try:

@@ -43,6 +43,7 @@ from procengine.procs.step_pump import StepPump
 from procengine.profiling.records import RecordKind, id_words
 from procengine.profiling.span_ring import SpanWriter
 from procengine.recent_clients import RecentClients
+from procengine.stray_frames import StrayFrames
 from procengine.structured.compiler import GrammarCompiler
 from procengine.tokenize_queue import TokenizeQueue
 from procengine.tokenizer import Tokenizer
@@ -67,12 +68,14 @@ class ClientDoor:
         to_output: OutputLink,
         spans: SpanWriter,
         pump: Callable[[], None],
+        strays: StrayFrames,
     ) -> None:
         self._child = child
         self._loop = loop
         self._to_output = to_output
         self._spans = spans
         self._pump = pump
+        self._strays = strays
         self._admission = Admission(parts, child.config.limits)
         self._clients = RecentClients()
         self._tokenizing: dict[tuple[bytes, str], bool] = {}  # -> whether it was aborted meanwhile
@@ -117,6 +120,7 @@ class ClientDoor:
         try:
             message = decode_from_client(data)
         except UNREADABLE as error:
+            self._strays.drop("frontend", error, client)
             self._reject(client, "", ProtocolError(f"message: not a message of this protocol: {error}"))
             return
         match message:
@@ -155,7 +159,8 @@ class ClientDoor:
         )
 
     def _on_get_stats(self, client: bytes, *, reset: bool) -> None:
-        self._send(client, Stats(self._steps.stats() if self._steps else {"num_unfinished": 0}))
+        values = self._steps.stats() if self._steps else {"num_unfinished": 0}
+        self._send(client, Stats(values | {"num_stray_frames": self._strays.count}))
         if reset and self._steps:
             self._steps.reset_stats()
 

@@ -22,7 +22,8 @@ import zmq
 from procengine import ipc
 from procengine.child import Child, run_child, run_loop
 from procengine.client_sockets import ClientSockets
-from procengine.errors import EngineDeadError
+from procengine.errors import EngineDeadError, ProtocolError
+from procengine.frame_checks import read_message, read_result
 from procengine.held_items import HeldItems
 from procengine.messages import (
     PROTOCOL_VERSION,
@@ -51,12 +52,12 @@ from procengine.messages import (
     decode_from_frontend,
     decode_from_output_peer,
     decode_from_supervisor,
-    decode_from_worker,
     encode,
 )
 from procengine.numbering import epoch_of, first_number
 from procengine.postprocessor import Item, Postprocessor, TakenItems
 from procengine.profiling.records import FINISH_CODES, RecordKind
+from procengine.stray_frames import StrayFrames
 from procengine.tokenizer import Tokenizer
 from procengine.workflows import WORKFLOWS, load_part
 
@@ -82,6 +83,7 @@ class Output:
         self._on_end = on_end
         self._is_ending = False
         self._spans = child.spans.writer("loop")
+        self._strays = StrayFrames("output")
         self._received_ns = 0  # the newest result
         self._num_flushes = 0
         tokenizer = Tokenizer.load(child.config.model.tokenizer_path)
@@ -115,17 +117,18 @@ class Output:
 
     def _on_frontend(self, frames: list[bytes]) -> None:
         if len(frames) > 1:  # of a worker that has died, perhaps before it could send it here too
-            self._take_result(frames)
+            self._take_result(frames, "register")
             return
-        match decode_from_frontend(frames[0]):
-            case Register(key, client, request_id) if key < self._first_key:
-                self._tell_lost(epoch_of(key), {client: [request_id]}, "the frontend died")
-            case Register(workflow=workflow) as register:
-                self._ask_for(self._postprocessors[workflow].register(register))
-            case Admitted(keys, num_cached_tokens, sent_ns):
-                for key, count in zip(keys, num_cached_tokens, strict=True):
-                    for postprocessor in self._postprocessors.values():
-                        postprocessor.admit(key, count, sent_ns)
+        try:
+            message = read_message(frames, decode_from_frontend)
+        except ProtocolError as wrong:
+            self._strays.drop("register", wrong)
+            return
+        match message:
+            case Register():
+                self._register(message)
+            case Admitted():
+                self._admit(message)
             case Finish(key, finish_reason, error):
                 self._finish(key, finish_reason, error)
             case Replay(key, position, token_ids):
@@ -135,13 +138,34 @@ class Output:
                 if epoch == self._child.epoch and self._results is None:
                     self._take_results()
 
+    def _register(self, register: Register) -> None:
+        postprocessor = self._postprocessors.get(register.workflow)
+        if register.key < self._first_key:
+            self._tell_lost(epoch_of(register.key), {register.client: [register.request_id]}, "the frontend died")
+        elif postprocessor is None:
+            self._strays.drop("register", f"there is no workflow {register.workflow!r:.40}")
+        else:
+            self._ask_for(postprocessor.register(register))
+
+    def _admit(self, admitted: Admitted) -> None:
+        if len(admitted.keys) != len(admitted.num_cached_tokens):
+            self._strays.drop("register", "an Admitted whose lists differ in length")
+            return
+        for key, count in zip(admitted.keys, admitted.num_cached_tokens, strict=True):
+            for postprocessor in self._postprocessors.values():
+                postprocessor.admit(key, count, admitted.sent_ns)
+
     def _on_result(self, frames: list[bytes]) -> None:
         self._registers.drain()  # what the frontend said before it sent this step is here, but maybe not taken in
-        self._take_result(frames)
+        self._take_result(frames, "text")
 
-    def _take_result(self, frames: list[bytes]) -> None:
+    def _take_result(self, frames: list[bytes], socket: str) -> None:
         self._received_ns = received_ns = time.monotonic_ns()
-        header = decode_from_worker(frames[0])
+        try:
+            header = read_result(frames)
+        except ProtocolError as error:
+            self._strays.drop(socket, error)
+            return
         if isinstance(header, WorkerReady):
             return
         decoded_ns = time.monotonic_ns()
@@ -287,8 +311,9 @@ class Output:
     def _on_client(self, frames: list[bytes]) -> None:
         try:
             decode_from_output_peer(frames[-1])
-        except UNREADABLE:
-            return  # not of this protocol: whoever it is has no requests here
+        except UNREADABLE as error:
+            self._strays.drop("output", error, frames[0])  # whoever it is has no requests here
+            return
         self._clients.send(frames[0], encode(Attached(PROTOCOL_VERSION)))
         self._clients.poke()
 

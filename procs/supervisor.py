@@ -50,6 +50,7 @@ from procengine.paths import socket_path
 from procengine.poll_loop import PollLoop, Timer
 from procengine.restart_policy import RestartPolicy
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
+from procengine.stray_frames import StrayFrames
 
 __all__ = ["main", "run_group"]
 
@@ -74,6 +75,7 @@ class Supervisor:
         self._run_dir = run_dir
         self._launcher_fd = launcher_fd
         self._signal_fd = signal_fd
+        self._strays = StrayFrames("supervisor")
         self._state = "starting"
         self._started_s = time.monotonic()
         self._error: str | None = None
@@ -167,21 +169,25 @@ class Supervisor:
             identity, data = frames[0], frames[-1]
             try:
                 message = decode_from_control_peer(data)
-            except UNREADABLE:
-                continue  # not of this protocol; no child of ours sends such a thing
+            except UNREADABLE as error:
+                self._strays.drop("control", error, identity)
+                continue
+            sender = next((child for child in self._children if child.identity == identity), None)
             match message:
-                case Ready(role, rank) if child := self._children.find(role, rank):
-                    self._on_ready(child, message)
                 case Failed(role, rank, text, _) if child := self._children.find(role, rank):
-                    child.failure = text
-                case Ready() | Failed():
+                    child.failure = text  # over a socket without a name, see `child`
+                case GetStatus():
+                    self._on_status_asked(identity)
+                case _ if sender is None:
+                    self._strays.drop("control", f"a {type(message).__name__} of no child", identity)
+                case Ready():
+                    self._on_ready(sender, message)
+                case Failed():
                     pass  # of nobody we know
                 case Drained():
                     self._stop()
                 case WorkerHung(rank, epoch):
                     self._on_hang(rank, epoch)
-                case GetStatus():
-                    self._on_status_asked(identity)
                 case ChildStats():
                     if self._status.take(identity, message):
                         self._answer_status()
