@@ -291,7 +291,7 @@ class Frontend:
             self._to_output.send(encode(finish))
         self._pump()
 
-    def _on_output_lost(self, epoch: int) -> None:
+    def _on_output_lost(self, epoch: int, key: int) -> None:
         """Its successor is told everything again, from what the dead one said and the workers sent as far as that is
         here. A result that is not yet here may have been lost with the process: for a while it is shown all of them.
         """
@@ -300,6 +300,7 @@ class Frontend:
         assert self._engine is not None  # before the group is ready, a death is its end
         self._to_output.close(linger=0)
         self._to_output = self._connect_output()
+        self._engine.blame_for_output_death(key)
         for message in self._engine.resume_output(self._recent_results):
             if isinstance(message, bytes):
                 self._to_output.send(message)
@@ -465,8 +466,8 @@ class Frontend:
                 self._control.poke()
             case WorkerLost(rank):
                 self._on_worker_lost(rank)
-            case OutputLost(epoch):
-                self._on_output_lost(epoch)
+            case OutputLost(epoch, key):
+                self._on_output_lost(epoch, key)
             case Drain(timeout_s):
                 self._is_draining = True
                 self._loop.call_later(timeout_s, self._abort_all)

@@ -49,7 +49,7 @@ from procengine.messages import (
     encode,
 )
 from procengine.paths import socket_path
-from procengine.profiling.span_ring import make_arena
+from procengine.profiling.span_ring import NOBODY, make_arena, take_noted_key
 from procengine.restart_policy import RestartPolicy
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
 
@@ -128,10 +128,9 @@ class Supervisor:
             )
         return children
 
-    def _make_spans(self, name: str) -> int | None:
+    def _make_spans(self, name: str) -> int:
         """Memory for a child's spans. It is ours, so that it is there when the child is not."""
-        capacity = self._config.profiling.span_records
-        return make_arena(name, capacity) if capacity else None
+        return make_arena(name, self._config.profiling.span_records)
 
     def _watch_everything(self) -> None:
         self._watch(self._control, self._on_control)
@@ -158,6 +157,7 @@ class Supervisor:
 
     def _on_ready(self, child: ChildProcess, message: Ready) -> None:
         child.is_ready = True
+        self._kills_due = [entry for entry in self._kills_due if entry[1] is not child]  # it has come in time
         self._facts[child.name] = message.facts
         if self._state == "starting" and all(c.is_ready for c in self._children):
             self._state, self._deadline_s = "ready", None
@@ -266,6 +266,9 @@ class Supervisor:
 
     def _kill_hung_children(self, now_s: float) -> None:
         for _, child in [entry for entry in self._kills_due if entry[0] <= now_s]:
+            if not child.is_ready and child.is_alive:
+                timeout_s = self._config.group.start_timeout_s
+                write_log(f"procengine: {child.name} (pid {child.pid}) did not become ready within {timeout_s:g} s\n")
             child.kill()  # its pidfd says so to `_on_death`
         self._kills_due = [entry for entry in self._kills_due if entry[0] > now_s]
 
@@ -288,7 +291,8 @@ class Supervisor:
         if child.role == "worker":
             self._send_to("frontend", WorkerLost(child.rank, child.epoch))
         elif child.role == "output":
-            self._send_to("frontend", OutputLost(child.epoch))
+            key = NOBODY if child.spans_fd is None else take_noted_key(child.spans_fd)
+            self._send_to("frontend", OutputLost(child.epoch, key))
         self._restarts_due.append((now_s + delay_s, child))
         self._start_due_children()
 
@@ -313,6 +317,7 @@ class Supervisor:
         epoch, death_fd = dead.epoch + 1, self._death_pipe[0]
         child = ChildProcess(dead.role, dead.rank, epoch, self._config, death_fd, dead.spans_fd, dead.listen_fd)
         self._children[self._children.index(dead)] = child
+        self._kills_due.append((time.monotonic() + self._config.group.start_timeout_s, child))  # unless it is ready
         self._watch_child(child)
 
     # --- end

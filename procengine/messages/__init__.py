@@ -75,6 +75,7 @@ __all__ = [
     "Embedding",
     "Failed",
     "Finish",
+    "FromFrontend",
     "GetStats",
     "GetStatus",
     "Hello",
