@@ -76,6 +76,7 @@ __all__ = [
     "Failed",
     "Finish",
     "FromFrontend",
+    "FromSupervisor",
     "GetStats",
     "GetStatus",
     "Hello",

@@ -33,9 +33,10 @@ def load_model(config: ModelConfig, dtype: torch.dtype, device: str | torch.devi
     implementation = find_implementation(config.architecture)
     with torch.inference_mode():
         source = open_weights(config)
+        # Before anything is allocated: sizes that the configuration claims and the file does not have cost nothing.
+        _check(source, weight_destinations(config, allocate_weights(config, dtype, "meta")), config)
         weights = allocate_weights(config, dtype, device)
         destinations = list(weight_destinations(config, weights))
-        _check(source, destinations, config)
         _read_all(source, destinations, progress)
         rotary = rotary_table(config, device)
     return implementation(config, weights, rotary)

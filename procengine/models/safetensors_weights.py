@@ -16,6 +16,7 @@ from torch import Tensor
 
 from procengine.errors import ModelError
 from procengine.models.weights import RowPiece
+from procengine.safetensors_file import SafetensorsFile
 
 __all__ = ["SafetensorsWeights"]
 
@@ -32,10 +33,11 @@ class SafetensorsWeights:
         file_names = _weight_files(folder)
         self._stored_name: dict[str, str] = {}
         self._file: dict[str, Any] = {}  # `safe_open` has no public type
+        self._shape: dict[str, tuple[int, ...]] = {}
         for file_name in file_names:
-            file = _open(folder / file_name)
-            for stored_name in file.keys():  # noqa: SIM118  (not a dict)
-                self._file[stored_name] = file
+            headers = SafetensorsFile(folder / file_name).tensors  # checked, before anybody else reads it
+            self._shape |= {stored_name: info.shape for stored_name, info in headers.items()}
+            self._file |= dict.fromkeys(headers, _open(folder / file_name))
         # Embedding models are often saved without the language-model wrapper, and then without its prefix.
         bare = not any(stored_name.startswith("model.") for stored_name in self._file)
         for stored_name in self._file:
@@ -47,8 +49,7 @@ class SafetensorsWeights:
         return self._stored_name.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        stored_name = self._stored_name[name]
-        return tuple(self._file[stored_name].get_slice(stored_name).get_shape())
+        return self._shape[self._stored_name[name]]
 
     def ggml_type(self, name: str) -> str | None:
         return None
@@ -82,9 +83,13 @@ def _weight_files(folder: Path) -> list[str]:
         raise ModelError(f"{folder} holds neither {_SINGLE} nor {_INDEX}")
     try:
         weight_map: dict[str, str] = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-        return sorted(set(weight_map.values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        file_names = sorted(set(weight_map.values()))
+        outside = [file_name for file_name in file_names if Path(file_name).name != file_name]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ModelError(f"{index_path} is not a safetensors index: {error!r}") from error
+    if outside:
+        raise ModelError(f"{index_path} names files that are not in its folder: {', '.join(outside)}")
+    return file_names
 
 
 def _open(path: Path) -> Any:

@@ -49,6 +49,24 @@ def test_throughput_of_a_private_group(model: Path) -> None:
     assert "lateness_ms" not in figures
 
 
+def test_depth_compares_each_variant_with_the_first(model: Path) -> None:
+    variants = ("--async-depth 1", "--decode-steps 4")
+    figures = figures_of(
+        *("depth", model, "--device", "mock", "--mock-step-ms", 1, "--max-num-seqs", 4),
+        *("--batch-sizes", "1,3", "--output-len", 24, "--runs", 1),
+        *(f"--variant={variant}" for variant in variants),
+    )
+    rows = figures["rows"]
+    assert [(row["batch_size"], row["name"]) for row in rows] == [(size, name) for size in (1, 3) for name in variants]
+    assert [row["ratio"] for row in rows[::2]] == [1.0, 1.0]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["tokens_per_s"] / rows[rows.index(row) // 2 * 2]["tokens_per_s"])
+        assert row["pass_ms"] >= 1 and 0 <= row["idle_share"] < 1
+        assert sum(row["idle_share_by_cause"].values()) == pytest.approx(row["idle_share"])
+        (run,) = row["runs"]
+        assert 8 <= run["num_passes"] <= 24 - 1 - 4, "without the prompt's, the first ones, and those of a late arrival"
+
+
 @pytest.mark.slow
 def test_latency_of_a_private_group_sends_one_request_after_the_other(model: Path) -> None:
     figures = figures_of("latency", model, "--device", "mock", "--num-prompts", 3, "--output-len", 4)

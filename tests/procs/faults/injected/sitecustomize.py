@@ -70,10 +70,11 @@ def place_points(role: str, folder: Path) -> None:
     """Each role's two points, in whatever it does all day."""
     start, step = (Point(folder / f"{role}.{name}") for name in ("start", "step"))
     if role == "supervisor":
+        from procengine.poll_loop import PollLoop
         from procengine.procs.supervisor import Supervisor
 
         passing_by(Supervisor, "_on_ready", start)
-        passing_by(Supervisor, "_check_deadlines", step)
+        passing_by(PollLoop, "run_once", step)
         return
     from procengine.child import Child
 
