@@ -340,7 +340,14 @@ if "procengine.procs.output" in sys.orig_argv:
 """
 
 
-@pytest.mark.parametrize("where", ["from the start", "in its text", "in its end"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("from the start", marks=pytest.mark.slow),
+        "in its text",
+        pytest.param("in its end", marks=pytest.mark.slow),
+    ],
+)
 def test_a_request_that_kills_output_processes_ends_and_all_others_live(
     serve: Callable[..., Served], model: Path, tmp_path: Path, where: str
 ) -> None:
