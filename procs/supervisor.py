@@ -5,8 +5,8 @@ children's pidfds and logs, signals, and the death pipe of whoever launched it.
 
 Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
 gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
-hears why, and the exit status is 1. Workers and the output process are restarted first, up to a limit; so is the
-metrics process, and after that the group goes on without it.
+hears why, and the exit status is 1. Workers, the output process and the frontend are restarted first, up to a limit; so
+is the metrics process, and after that the group goes on without it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from procengine.messages import (
     Drain,
     Drained,
     Failed,
+    FrontendLost,
     GetStatus,
     OutputLost,
     Ready,
@@ -55,8 +56,13 @@ _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
 _DUMP_S = 0.5  # for a hung child to write its stacks
-_RESTARTED_ROLES = ("worker", "output", "metrics")
 _OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
+_WHAT_GOES_ON = {
+    "worker": "its requests go on",
+    "output": "its requests go on",
+    "frontend": "its requests are lost; clients send those again that have shown nothing",
+    "metrics": "no request notices",
+}
 
 
 class Supervisor:
@@ -119,8 +125,19 @@ class Supervisor:
             write_description(self._run_dir, description)
             _say({"event": "ready", **description})
         elif child.epoch:
+            self._tell_news(child)
             write_description(self._run_dir, self._describe())
             _say({"event": "restarted", "process": child.name, "pid": child.pid})
+
+    def _tell_news(self, child: ChildProcess) -> None:
+        """What was said while it was not there to hear. To hear it twice does no harm."""
+        frontend, output = self._children.find("frontend"), self._children.find("output")
+        if child is output and frontend is not None and frontend.epoch:
+            self._children.send_to(child, FrontendLost(frontend.epoch - 1, "the frontend died"))
+        elif child is frontend:
+            for other in self._children:
+                if other.epoch and other.role in ("worker", "output"):
+                    self._children.send_to(child, _loss_of(other, other.epoch - 1))
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -199,7 +216,8 @@ class Supervisor:
         self._loop.unwatch(child.pidfd)
         if self._state in ("starting", "ready", "draining"):
             self._hear_last_words(child)
-            if self._state == "starting" or child.role not in _RESTARTED_ROLES:
+            has_nothing_to_finish = child.role == "frontend" and self._state == "draining"
+            if self._state == "starting" or has_nothing_to_finish:
                 self._fail(child.describe_end())
             else:
                 self._plan_restart(child)
@@ -239,12 +257,12 @@ class Supervisor:
         if delay_s is None:
             self._give_up(child, _too_many_deaths(child, policy))
             return
-        what = "no request notices" if child.role in _OPTIONAL_ROLES else "its requests go on"
-        write_log(f"procengine: {child.describe_end()}\nprocengine: {child.name} is restarted, {what}\n")
-        if child.role == "worker":
-            self._children.send(WorkerLost(child.rank, child.epoch), "frontend")
-        elif child.role == "output":
-            self._children.send(OutputLost(child.epoch), "frontend")
+        end = child.describe_end()
+        write_log(f"procengine: {end}\nprocengine: {child.name} is restarted, {_WHAT_GOES_ON[child.role]}\n")
+        if child.role == "frontend":
+            self._children.send(FrontendLost(child.epoch, end.split("\n", 1)[0]), "output")
+        elif child.role not in _OPTIONAL_ROLES:
+            self._children.send(_loss_of(child, child.epoch), "frontend")
         if delay_s:
             self._loop.call_at(now_s + delay_s, lambda: self._replace(child))
         else:
@@ -305,6 +323,11 @@ class Supervisor:
             self._stop()
         elif self._state == "stopping":
             self._state = "gone"
+
+
+def _loss_of(child: ChildProcess, epoch: int) -> WorkerLost | OutputLost:
+    """What the frontend is told of the end of such a child, of that epoch."""
+    return WorkerLost(child.rank, epoch) if child.role == "worker" else OutputLost(epoch)
 
 
 def _too_many_deaths(child: ChildProcess, policy: RestartPolicy) -> str:

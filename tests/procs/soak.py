@@ -51,7 +51,10 @@ class SoakReport:
         return float(np.polyfit(self.ended[half:], self.rss[role][half:], 1)[0])
 
     def __str__(self) -> str:
-        memory = {role: f"{rss[-1] >> 20} MiB, {self.bytes_per_request(role):+.0f} B a request" for role, rss in self.rss.items()}
+        memory = {
+            role: f"{rss[-1] >> 20} MiB, {self.bytes_per_request(role):+.0f} B a request"
+            for role, rss in self.rss.items()
+        }
         return f"{self.duration_s:.0f} s: {dict(self.counts)}; kills: {dict(self.kills)}; memory: {memory}; fds: {[f'{r} {f[0]}..{max(f)}' for r, f in self.fds.items()]}"
 
 

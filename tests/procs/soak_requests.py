@@ -39,7 +39,9 @@ class _Choice:
 class SoakRequest:
     """One request: its bytes, and all that came of it so far."""
 
-    def __init__(self, name: str, kind: str, prompt: list[int], fields: dict[str, Any], aborts_after: int | None) -> None:
+    def __init__(
+        self, name: str, kind: str, prompt: list[int], fields: dict[str, Any], aborts_after: int | None
+    ) -> None:
         self.name = name
         self.kind = kind
         self.aborts_after = aborts_after  # messages, after which it is aborted; None: it is not
@@ -101,7 +103,9 @@ class SoakRequest:
         assert len({choice.key for choice in self._choices}) == len(self._choices), self.describe()
         for choice in self._choices:
             if isinstance(choice.end, Embedding):
-                assert choice.end.finish_reason in ("stop", "abort") and (choice.end.data or self.aborts_after is not None)
+                assert choice.end.finish_reason in ("stop", "abort") and (
+                    choice.end.data or self.aborts_after is not None
+                )
             else:
                 self._check_choice(choice, text_of)
 

@@ -30,7 +30,9 @@ def text_of(model: Path) -> TextOf:
 
 
 def run(group: Served, text_of: TextOf, duration_s: float, min_requests: int, kill_every_s: float) -> SoakReport:
-    report = Soak(group, text_of, seed=int(os.environ.get("SOAK_SEED", "1"))).run(duration_s, min_requests, kill_every_s)
+    report = Soak(group, text_of, seed=int(os.environ.get("SOAK_SEED", "1"))).run(
+        duration_s, min_requests, kill_every_s
+    )
     print(report)
     assert max(report.files) == report.files[0], f"files: {report.files}"
     assert max(report.children) <= 4, f"children: {report.children}"
