@@ -15,8 +15,9 @@ _MEMINFO: Final = Path("/proc/meminfo")
 
 
 def available_bytes(meminfo: Path = _MEMINFO) -> int:
-    """What can be had without swapping (proc(5), MemAvailable): what is free, and the page cache's clean pages. A machine
-    that has read many files has little that is free, and much that is available.
+    """What can be had without swapping (proc(5), MemAvailable): what is free, and most of the page cache.
+
+    A machine that has read many files has little that is free, and much that is available.
     """
     try:
         lines = meminfo.read_text().splitlines()
