@@ -10,9 +10,7 @@ from procengine.free_memory import available_bytes
 
 def test_page_cache_counts_as_available(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
-    meminfo.write_text(
-        "MemTotal:       16000 kB\nMemFree:          100 kB\nMemAvailable:    9000 kB\nCached: 8 kB\n"
-    )
+    meminfo.write_text("MemTotal:       16000 kB\nMemFree:          100 kB\nMemAvailable:    9000 kB\nCached: 8 kB\n")
     assert available_bytes(meminfo) == 9000 * 1024
 
 
