@@ -6,13 +6,13 @@ pooling). Never does: interpret config.json (see `hf_config`), or read a weight 
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from procengine.errors import ModelError
+from procengine.safetensors_file import read_header
 
 __all__ = ["HuggingFaceFolder", "safetensors_dtype"]
 
@@ -109,13 +109,7 @@ class HuggingFaceFolder:
 
 
 def safetensors_dtype(path: Path) -> str:
-    """dtype of the first tensor; the header is a u64 length and that many bytes of JSON (safetensors' format.md)."""
+    """dtype of the first tensor."""
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = msgspec.json.decode(file.read(min(length, 100 << 20)), type=dict[str, dict[str, Any]])
-    except (struct.error, msgspec.DecodeError) as error:
-        raise ModelError(f"{path}: not a safetensors file: {error}") from error
-    found = next((str(info["dtype"]) for key, info in header.items() if key != "__metadata__"), "of no tensor")
+    found = next((info.dtype for info in read_header(path).values()), "of no tensor")
     return names.get(found, found)

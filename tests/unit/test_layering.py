@@ -26,6 +26,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 # What drives a device, above the models and below the worker, which opens `procengine.device` and nothing else.
 RUNNERS = (
+    "procengine.arrays",
+    "procengine.host_arrays",
+    "procengine.torch_arrays",
     "procengine.runner",
     "procengine.embed_runner",
     "procengine.executor",
@@ -39,7 +42,7 @@ RUNNERS = (
     "procengine.device",
 )
 
-# Where torch may be named at all. procs.worker is not among them: a mock worker never loads torch.
+# Where torch may be named at all; what of it a native worker loads is free of torch (tests/e2e/test_native_worker.py). procs.worker is not among them: a mock worker never loads torch.
 TORCH_IN = ("procengine.kernels", "procengine.models", *RUNNERS)
 
 # Who may import a module, or anything below it. Modules that are not named are free.
