@@ -39,8 +39,10 @@ class Device(Generic[A]):
     def facts(self) -> dict[str, int | float | str]:
         """For the log."""
         worker = self.config.worker
+        block_bytes = kv_block_bytes(self.config.model, self.config.cache.block_size, worker.kv_cache_dtype)
         own = {"device": worker.device, "dtype": worker.dtype, "kv_cache_dtype": worker.kv_cache_dtype}
-        return {**own, **self.model.facts, "threads": worker.threads}
+        pool = {"kv_pool_mb": round(self.num_blocks * block_bytes / 1e6, 1)}
+        return {**own, **pool, **self.model.facts, "threads": worker.threads}
 
     def run(self, header: StepInput | EmbedInput, payload: NDArray[np.int32]) -> Iterator[StepOutput | EmbedOutput]:
         """The outputs of a step."""

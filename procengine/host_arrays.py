@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -69,10 +71,7 @@ class HostArrays:
         return function
 
     def on_tensors(self, function: Callable[..., Any], why: str) -> Callable[..., HostArray]:
-        logger.info("loading torch, which takes some 190 MB: %s", why)
-        import torch
-
-        torch.set_num_threads(1)  # the cores belong to the kernels' own threads
+        torch = _load_torch(why)
 
         def run(array: HostArray, *others: Any) -> HostArray:
             with torch.inference_mode():
@@ -80,6 +79,15 @@ class HostArrays:
             return result
 
         return run
+
+
+@cache  # and with it one line in the log
+def _load_torch(why: str) -> ModuleType:
+    logger.warning("loading torch, which takes some 190 MB of memory: %s", why)
+    import torch
+
+    torch.set_num_threads(1)  # the cores belong to the kernels' own threads
+    return torch
 
 
 class HostStaging:

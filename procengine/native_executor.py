@@ -32,6 +32,7 @@ class NativeModel:
         self.facts: dict[str, int | float | str] = {
             "kernels": "native",
             "quantization": "+".join(decoder.formats),
+            "weights_mb": round(decoder.num_bytes / 1e6, 1),
             "isa": library.best_isa().name.lower(),
         }
 

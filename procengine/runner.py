@@ -71,7 +71,7 @@ class GenerateRunner(Generic[A]):
         self._slots = SlotState(max_num_seqs, -(-max_model_len // block_size), arrays)
         self._logits = LogitsState(max_num_seqs, vocab_size, arrays)
         self._staging = arrays.open_staging(depth + 1)
-        self._processors = [arrays.on_tensors(one, "logits processors are given tensors") for one in processors]
+        self._processors = [arrays.on_tensors(one, "logits_processors are given tensors") for one in processors]
         self._run: Callable[[StepInput, Int32s], Iterator[StepOutput]] = arrays.without_gradients(self._run_passes)
 
     def run(self, header: StepInput, payload: Int32s) -> Iterator[StepOutput]:

@@ -119,6 +119,7 @@ class Decoder:
         self.max_positions = cos.shape[0]
         matrices = [embedding, head, *(part for layer in layers for part in _matrices(layer))]
         self.formats = sorted({matrix.format.kind for matrix in matrices})
+        self.num_bytes = sum({id(matrix): matrix.num_bytes for matrix in matrices}.values())
         self.embedding = embedding
         self.layers = tuple(layers)
         self.final_norm = final_norm

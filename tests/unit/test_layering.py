@@ -42,7 +42,8 @@ RUNNERS = (
     "procengine.device",
 )
 
-# Where torch may be named at all; what of it a native worker loads is free of torch (tests/e2e/test_native_worker.py). procs.worker is not among them: a mock worker never loads torch.
+# Where torch may be named at all. procs.worker is not among them: a mock worker never loads torch. Nor does a native
+# one, as tests/e2e/test_native_worker.py sees.
 TORCH_IN = ("procengine.kernels", "procengine.models", *RUNNERS)
 
 # Who may import a module, or anything below it. Modules that are not named are free.
