@@ -48,11 +48,7 @@ def test_every_kind_of_request_is_served_without_torch(group: RunningGroup, tiny
         "biased": {"temperature": 0.0, "logit_bias": {7: 5.0}, "min_tokens": 4},
         "allowed": {"temperature": 0.0, "allowed_token_ids": [5, 6, 9]},
         "bad words": {"temperature": 0.0, "bad_words": ["the"]},
-        "grammar": {
-            "temperature": 0.7,
-            "seed": 3,
-            "structured_outputs": StructuredOutputs(choice=["the cat", "the dog"]),
-        },
+        "grammar": {"temperature": 0.7, "seed": 3, "structured_outputs": StructuredOutputs(choice=_CHOICES)},
         "logprobs": {"temperature": 0.0, "logprobs": 3, "prompt_logprobs": 2},
     }
     prompts = random_prompts([9 + index for index in range(len(kinds))], seed=5)
