@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from procengine.errors import ModelError
-from procengine.safetensors_file import read_header
+from procengine.safetensors_header import read_header
 
 __all__ = ["HuggingFaceFolder", "safetensors_dtype"]
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from procengine.errors import ModelError
 from procengine.kernels.native.arguments import BFLOAT16
+from procengine.mapped_file import MappedFile
 from procengine.models.weights import RowPiece
-from procengine.safetensors_file import SafetensorsFile
+from procengine.safetensors_header import SafetensorsInfo, read_header
 
 __all__ = ["SafetensorsWeights"]
 
@@ -36,10 +37,12 @@ class SafetensorsWeights:
 
     def __init__(self, folder: Path) -> None:
         self._stored_name: dict[str, str] = {}
-        self._file: dict[str, SafetensorsFile] = {}
+        self._file: dict[str, MappedFile] = {}
+        self._info: dict[str, SafetensorsInfo] = {}
         for file_name in _weight_files(folder):
-            file = SafetensorsFile(folder / file_name)
-            self._file |= dict.fromkeys(file.tensors, file)
+            infos = read_header(folder / file_name)
+            self._info |= infos
+            self._file |= dict.fromkeys(infos, MappedFile(folder / file_name))
         # Embedding models are often saved without the language-model wrapper, and then without its prefix.
         bare = not any(stored_name.startswith("model.") for stored_name in self._file)
         for stored_name in self._file:
@@ -51,16 +54,14 @@ class SafetensorsWeights:
         return self._stored_name.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        stored_name = self._stored_name[name]
-        return self._file[stored_name].tensors[stored_name].shape
+        return self._info[self._stored_name[name]].shape
 
     def ggml_type(self, name: str) -> str | None:
         return None
 
     def pieces(self, name: str, *, keep_blocks: bool) -> Iterator[RowPiece]:
         stored_name = self._stored_name[name]
-        file = self._file[stored_name]
-        info = file.tensors[stored_name]
+        file, info = self._file[stored_name], self._info[stored_name]
         dtype = _READABLE.get(info.dtype)
         if dtype is None:
             raise ModelError(f"tensor {name} is stored as {info.dtype}, a quantisation that cannot be read")
@@ -70,7 +71,7 @@ class SafetensorsWeights:
         for start in range(0, num_rows, step):
             rows = np.arange(start, min(start + step, num_rows))
             part = (info.offset + start * row_bytes, rows.size * row_bytes)
-            values: NDArray[Any] = file.bytes_at(*part).view(dtype).reshape(rows.size, *info.shape[1:])
+            values: NDArray[Any] = file.view(*part).view(dtype).reshape(rows.size, *info.shape[1:])
             yield RowPiece(rows, values.astype(np.float32) if dtype == np.float64 else values, None)
             file.release(*part)
 

@@ -1,8 +1,8 @@
-"""Reads a safetensors file: its header, and tensor bytes as views of the mapped file.
+"""Reads the header of a safetensors file.
 
 Owns: the container format (the safetensors project's README, "Format") and its checks: a header that does not fit its
-file is an error before anything is read. Never does: copy a tensor, interpret values, or load torch, which the
-`safetensors` package needs for bfloat16.
+file is an error before anything is read. Never does: read a tensor, or load numpy; nor torch, which the `safetensors`
+package needs for bfloat16.
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from procengine.errors import ModelError
-from procengine.mapped_file import MappedFile
 
-__all__ = ["SafetensorsFile", "SafetensorsInfo", "read_header"]
+__all__ = ["SafetensorsInfo", "read_header"]
 
 _MAX_HEADER = 100 << 20  # as the format's own library
 _BITS = {
@@ -92,19 +89,3 @@ def _placed(path: Path, name: str, entry: _Entry, start: int, file_size: int) ->
     if begin < 0 or start + end > file_size:
         raise ModelError(f"{path}: tensor {name} lies beyond the end of the file (truncated download?)")
     return SafetensorsInfo(tuple(entry.shape), entry.dtype, start + begin, num_bytes)
-
-
-class SafetensorsFile:
-    """A file, mapped. Raises ModelError as `read_header` does."""
-
-    def __init__(self, path: Path) -> None:
-        self.tensors = read_header(path)
-        self._file = MappedFile(path)
-
-    def bytes_at(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """A part of the file: a read-only view, uint8 [nbytes]."""
-        return self._file.view(offset, nbytes)
-
-    def release(self, offset: int, nbytes: int) -> None:
-        """Give back the memory that reading this part has taken."""
-        self._file.release(offset, nbytes)

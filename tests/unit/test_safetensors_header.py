@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from procengine.errors import ModelError
-from procengine.safetensors_file import SafetensorsFile, read_header
+from procengine.mapped_file import MappedFile
+from procengine.safetensors_header import read_header
 
 DTYPES = {
     "F64": torch.float64,
@@ -39,23 +40,22 @@ def test_tensors_of_every_type_are_where_the_formats_own_library_put_them(tmp_pa
     tensors = {name: torch.randint(0, 2, (3, 5)).to(dtype) for name, dtype in DTYPES.items()}
     tensors |= {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 4)}
     save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
-    file = SafetensorsFile(tmp_path / "x.safetensors")
-    assert set(file.tensors) == set(tensors)
+    file, infos = MappedFile(tmp_path / "x.safetensors"), read_header(tmp_path / "x.safetensors")
+    assert set(infos) == set(tensors)
     for name, tensor in tensors.items():
-        info = file.tensors[name]
+        info = infos[name]
         assert (info.shape, info.nbytes) == (tuple(tensor.shape), tensor.numel() * tensor.itemsize)
         assert info.dtype == (name if name in DTYPES else "F32")
         if tensor.numel():
             own = tensor.reshape(-1).view(torch.uint8).numpy()
-            assert np.array_equal(file.bytes_at(info.offset, info.nbytes), own)
+            assert np.array_equal(file.view(info.offset, info.nbytes), own)
 
 
 def test_pages_that_were_given_back_can_be_read_again(tmp_path: Path) -> None:
     save_file({"x": torch.arange(50000)}, tmp_path / "x.safetensors")
-    file = SafetensorsFile(tmp_path / "x.safetensors")
-    info = file.tensors["x"]
+    file, info = MappedFile(tmp_path / "x.safetensors"), read_header(tmp_path / "x.safetensors")["x"]
     for start, size in ((0, info.nbytes), (4096, 10000), (info.nbytes - 8, 8)):
-        view = file.bytes_at(info.offset, info.nbytes)
+        view = file.view(info.offset, info.nbytes)
         file.release(info.offset + start, size)
         assert np.array_equal(view.copy().view(np.int64), np.arange(50000))
 
