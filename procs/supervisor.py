@@ -47,6 +47,7 @@ from procengine.messages import (
 )
 from procengine.paths import socket_path
 from procengine.poll_loop import PollLoop, Timer
+from procengine.profiling.span_ring import NOBODY, take_noted_key
 from procengine.restart_policy import RestartPolicy
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
 
@@ -261,8 +262,11 @@ class Supervisor:
         write_log(f"procengine: {end}\nprocengine: {child.name} is restarted, {_WHAT_GOES_ON[child.role]}\n")
         if child.role == "frontend":
             self._children.send(FrontendLost(child.epoch, end.split("\n", 1)[0]), "output")
+        elif child.role == "output":
+            key = NOBODY if child.spans_fd is None else take_noted_key(child.spans_fd)
+            self._children.send(OutputLost(child.epoch, key), "frontend")
         elif child.role not in _OPTIONAL_ROLES:
-            self._children.send(_loss_of(child, child.epoch), "frontend")
+            self._children.send(WorkerLost(child.rank, child.epoch), "frontend")
         if delay_s:
             self._loop.call_at(now_s + delay_s, lambda: self._replace(child))
         else:
@@ -280,7 +284,16 @@ class Supervisor:
         if self._state in ("stopping", "gone"):
             return
         self._loop.unwatch(dead.log_fd)
-        self._watch_child(self._children.replace(dead))
+        child = self._children.replace(dead)
+        self._watch_child(child)
+        self._loop.call_at(time.monotonic() + self._config.group.start_timeout_s, lambda: self._kill_if_late(child))
+
+    def _kill_if_late(self, child: ChildProcess) -> None:
+        """A successor that hangs in its start is replaced like one that has died there."""
+        if not child.is_ready and child.is_alive:
+            timeout_s = self._config.group.start_timeout_s
+            write_log(f"procengine: {child.name} (pid {child.pid}) did not become ready within {timeout_s:g} s\n")
+            child.kill()
 
     # --- end
 

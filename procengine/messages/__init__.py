@@ -79,6 +79,7 @@ __all__ = [
     "Embedding",
     "Failed",
     "Finish",
+    "FromFrontend",
     "FromSupervisor",
     "FrontendLost",
     "GetStats",
