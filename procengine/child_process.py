@@ -121,6 +121,11 @@ class ChildProcess:
         """Whether it has ended by itself, with an error."""
         return not self.is_alive and self._process.returncode > 0
 
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether it has ended by itself, as it was asked to."""
+        return not self.is_alive and self._process.returncode == 0
+
     def forward_log(self) -> bool:
         """Pass on what the child wrote. False: it closed its end."""
         try:
