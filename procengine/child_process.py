@@ -19,9 +19,10 @@ import msgspec
 from procengine.child import DUMP_SIGNAL
 from procengine.config import EngineConfig
 
-__all__ = ["ChildProcess", "child_name", "cpu_seconds", "memory_file", "rss_bytes", "write_log"]
+__all__ = ["ChildProcess", "child_name", "cpu_seconds", "memory_file", "rss_bytes", "write_log", "write_to"]
 
 _NUM_LAST_LINES = 30
+_STDERR = 2
 
 
 def memory_file(data: bytes) -> int:
@@ -172,10 +173,19 @@ class ChildProcess:
 
 
 def write_log(text: str) -> None:
-    """To our stderr; if nobody reads that any more, the group goes on without a log."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    """To our stderr; if nobody reads that any more, or its disk is full, the group goes on without a log."""
+    write_to(_STDERR, text)
+
+
+def write_to(fd: int, text: str) -> bool:
+    """Write all of it now: what a buffer kept would be lost, or an error at the exit. False: not possible."""
+    data = text.encode(errors="replace")
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except OSError:
+        return False
+    return True
 
 
 def _environment(role: str) -> dict[str, str]:

@@ -23,10 +23,11 @@ import msgspec
 import zmq
 
 from procengine import ipc
-from procengine.child_process import ChildProcess, write_log
+from procengine.child_process import ChildProcess, write_log, write_to
 from procengine.children import Children
 from procengine.config import EngineConfig
-from procengine.errors import ProcengineError
+from procengine.errors import ConfigError, ProcengineError
+from procengine.group_description import describe_group
 from procengine.group_status import GroupStatus
 from procengine.http_listener import listen, url_of
 from procengine.messages import (
@@ -55,6 +56,7 @@ from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, 
 
 __all__ = ["main", "run_group"]
 
+_STDOUT = 1
 _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
@@ -89,7 +91,7 @@ class Supervisor:
         self._children = Children(config, self._control, self._listener.fileno() if self._listener else None)
         self._status = GroupStatus(config, self._children, self._control, self._started_s)
         self._restarts = Restarts(config.group, self._children, self._control)
-        self._status_timer: Timer | None = None
+        self._status_timer = Timer(0.0, self._answer_status)
         self._loop = PollLoop()
         self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
         self._watch_everything()
@@ -128,28 +130,29 @@ class Supervisor:
         child.is_ready = True
         self._facts[child.name] = message.facts
         if self._state == "starting" and self._children.all_ready:
+            description = self._describe()
+            try:
+                write_description(self._run_dir, description)
+            except ConfigError as error:
+                self._fail(str(error))
+                return
             self._state = "ready"
             self._deadline.cancel()
-            description = self._describe()
-            write_description(self._run_dir, description)
             _say({"event": "ready", **description})
         elif child.epoch:
             self._restarts.tell_news(child)
+            try:
+                write_description(self._run_dir, self._describe())
+            except ConfigError as error:
+                write_log(f"procengine: {error}; the group goes on\n")
             self._restarts.finish(child)
-            write_description(self._run_dir, self._describe())
             _say({"event": "restarted", "process": child.name, "pid": child.pid})
 
     def _describe(self) -> dict[str, Any]:
+        urls = {"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}
+        is_private = self._launcher_fd is not None
         return {
-            "name": self._config.group.name,
-            "endpoint": socket_path(self._run_dir, "frontend"),
-            "control": socket_path(self._run_dir, "control"),
-            "model": self._config.model.name,
-            "pids": {"supervisor": os.getpid(), **self._children.pids},
-            "num_blocks": self._facts["frontend"]["num_blocks"],
-            **({"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}),
-            "worker": {key: value for key, value in self._facts["worker-0"].items() if key != "num_blocks"},
-            "is_private": self._launcher_fd is not None,
+            **describe_group(self._config, self._children, self._facts, urls, is_private=is_private),
             "ready_s": round(time.monotonic() - self._started_s, 2),
         }
 
@@ -207,8 +210,7 @@ class Supervisor:
         self._status.ask(asker)
 
     def _answer_status(self) -> None:
-        if self._status_timer is not None:
-            self._status_timer.cancel()
+        self._status_timer.cancel()
         self._status.answer(self._state)
 
     def _on_signal(self) -> None:
@@ -288,10 +290,7 @@ class Supervisor:
         """The group goes on without it until its successor is ready."""
         write_log(f"procengine: {end}\nprocengine: {child.name} is restarted, {_WHAT_GOES_ON[child.role]}\n")
         self._restarts.tell_loss(child, end.split("\n", 1)[0])
-        if delay_s:
-            self._loop.call_at(time.monotonic() + delay_s, lambda: self._replace(child))
-        else:
-            self._replace(child)
+        self._loop.call_at(time.monotonic() + delay_s, lambda: self._replace(child))
 
     def _give_up(self, child: ChildProcess, end: str) -> None:
         if child.role not in _OPTIONAL_ROLES:
@@ -378,8 +377,8 @@ def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:
 
 def _say(event: dict[str, Any]) -> None:
     """One JSON line on stdout."""
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
+    if not write_to(_STDOUT, json.dumps(event) + "\n"):
+        write_log(f"procengine: nobody could be told: {event['event']}\n")
 
 
 def main() -> int:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from procengine import LLM, SamplingParams
+from procengine import LLM, Client, SamplingParams
 from procengine.errors import StartupError
+from procengine.groups import find_group, running_groups
 from tests.procs.harness import Served, as_ids, cli, finish, key_of, tokens_of, wait_until
 from tests.procs.test_start import expect_answers
-from tests.procs.test_worker_death import current_pids, kill, wait_restarted
 
 FULL = Path("/dev/full")  # every write says ENOSPC
 
@@ -55,27 +55,20 @@ def test_a_log_that_cannot_be_written_stops_nobody(model: Path) -> None:
     try:
         assert served.stdout is not None
         assert b'"event": "ready"' in served.stdout.readline()
-        group = _Named("full")
-        before = current_pids(group)["worker-0"]  # type: ignore[arg-type]
-        kill(group)  # type: ignore[arg-type]
-        wait_restarted(group, before)  # type: ignore[arg-type]
+        before = find_group("full").pids["worker-0"]
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: find_group("full").pids["worker-0"] != before, "it is restarted")
         expect_tokens("full")
         served.send_signal(signal.SIGTERM)
         assert finish(served) == 0
     finally:
         served.kill()
         served.wait()
-        served.stdout.close()
-
-
-class _Named:
-    def __init__(self, name: str) -> None:
-        self.name = name
+        if served.stdout is not None:
+            served.stdout.close()
 
 
 def expect_tokens(name: str) -> None:
-    from procengine.client import Client
-
     with Client(name) as client:
         tokens = client.generate(as_ids(5), SamplingParams(temperature=0, max_tokens=9)).outputs[0].token_ids
         assert tokens == tokens_of(key_of(tokens[0], 5), 5, 9)
@@ -97,8 +90,6 @@ def test_a_ready_line_that_cannot_be_written_stops_nobody(model: Path, tmp_path:
 
 
 def running_names() -> list[str]:
-    from procengine.groups import running_groups
-
     return [group.name for group in running_groups()]
 
 
@@ -136,9 +127,9 @@ def test_a_run_directory_whose_disk_fills_up_later_serves_on(serve: Callable[...
 
 def test_a_trace_for_a_full_disk_is_one_line(serve: Callable[..., Served]) -> None:
     group = serve()
-    for command in (("trace", group.name, "-o", FULL, "--seconds", "0.2"),):
-        done = subprocess.run(cli(*command), capture_output=True, text=True, timeout=30, check=False)
-        assert done.returncode == 1
-        (line,) = (line for line in done.stderr.splitlines() if "error" in line)
-        assert "No space left on device" in line and "Traceback" not in done.stderr
+    command = cli("trace", group.name, "-o", FULL, "--seconds", "0.2")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    (line,) = (line for line in done.stderr.splitlines() if "error" in line)
+    assert "No space left on device" in line and "Traceback" not in done.stderr
     expect_answers(group)
