@@ -110,11 +110,18 @@ class Experiment:
                     load.wait_moved(counts or dict.fromkeys(load.names, 0))
                     self.recovery_s = time.monotonic() - self._struck_s
                     load.expect_exact()
+                elif cell.outcome == "lost":
+                    assert load is not None
+                    load.expect_lost()
+                    load = self._make_idle_load(raw)
+                    load.wait_moved(dict.fromkeys(load.names, 0))
+                    self.recovery_s = time.monotonic() - self._struck_s
+                    load.expect_exact()
                 elif cell.outcome == "told":
                     self._expect_told(raw, witness, load)
                 else:
                     self._expect_gone(witness)
-            if cell.outcome == "exact":
+            if cell.outcome in ("exact", "lost"):
                 self._expect_alive(before, raw, fds, files)
 
     def _hit(self, before: dict[str, int], raw: RawClient) -> None:
