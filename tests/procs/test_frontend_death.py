@@ -298,15 +298,15 @@ def test_the_protocol_lets_others_find_out_too(serve: Callable[..., Served]) -> 
 
 def test_idle_one_is_restarted_too_and_nothing_leaks(serve: Callable[..., Served]) -> None:
     group = serve("--restart-window", "0.1")
-    fds: dict[str, int] = {}
     with group.client() as client:
+        client.generate(as_ids(5), params(9))
+        # All are connected now; after a restart, some are not yet.
+        fds = {role: num_open_fds(group.pids[role]) for role in ("supervisor", "output", "worker-0")}
         for _ in range(4):
             before = current_pids(group)["frontend"]
             kill(group, "frontend")
             wait_restarted(group, before, "frontend")
             expect_own(client.generate(as_ids(5), params(9)).outputs[0].token_ids, 5, 9)
-            roles = ("supervisor", "output", "worker-0")
-            fds = fds or {role: num_open_fds(group.pids[role]) for role in roles}
         for role, count in fds.items():
             wait_until(lambda role=role, count=count: num_open_fds(group.pids[role]) <= count, f"{role} leaks")  # type: ignore[misc]
     assert [p.num_restarts for p in ask_status(group).processes if p.role == "frontend"] == [4]

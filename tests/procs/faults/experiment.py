@@ -63,7 +63,10 @@ class Experiment:
             self._run_start()
         else:
             self._run_with_load()
-        assert not any(self._injector.is_armed(self._cell.role, point) for point in ("start", "step")), "it struck"
+        wait_until(self._has_struck, "the fault has struck")
+
+    def _has_struck(self) -> bool:
+        return not any(self._injector.is_armed(self._cell.role, point) for point in ("start", "step"))
 
     # --- while it starts
 
@@ -107,11 +110,18 @@ class Experiment:
                     load.wait_moved(counts or dict.fromkeys(load.names, 0))
                     self.recovery_s = time.monotonic() - self._struck_s
                     load.expect_exact()
+                elif cell.outcome == "lost":
+                    assert load is not None
+                    load.expect_lost()
+                    load = self._make_idle_load(raw)
+                    load.wait_moved(dict.fromkeys(load.names, 0))
+                    self.recovery_s = time.monotonic() - self._struck_s
+                    load.expect_exact()
                 elif cell.outcome == "told":
                     self._expect_told(raw, witness, load)
                 else:
                     self._expect_gone(witness)
-            if cell.outcome == "exact":
+            if cell.outcome in ("exact", "lost"):
                 self._expect_alive(before, raw, fds, files)
 
     def _hit(self, before: dict[str, int], raw: RawClient) -> None:
@@ -193,7 +203,7 @@ class Experiment:
         cell, group = self._cell, self._group
         dies = cell.fault not in ("slow", "limit") and not (cell.fault == "SIGSTOP" and cell.role != "worker")
         if dies or cell.phase == "restarting":
-            wait_until(lambda: find_group(group.name).pids[self._process] != before[self._process], "a successor")
+            wait_until(lambda: find_group(group.name).pids[self._process] != before[self._process], "a successor", 40)
 
         def is_settled() -> bool:
             pids = find_group(group.name).pids

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from procengine.messages import Delta
+from procengine.messages import Delta, Lost
 from tests.procs.harness import tokens_of, wait_until
 from tests.procs.raw_client import RawClient, body
 
@@ -27,7 +27,7 @@ class Load:
         self._max_tokens = max_tokens
         self._prompts = {f"{prefix}{number}": prompt for number, prompt in enumerate(prompts)}
         for name, prompt in self._prompts.items():
-            raw.submit(name, body(prompt, max_tokens=max_tokens))
+            raw.submit(name, body(prompt, max_tokens=max_tokens, cache_salt=prefix))  # nothing is cached
 
     @property
     def names(self) -> list[str]:
@@ -57,6 +57,15 @@ class Load:
             assert isinstance(end, Delta) and end.finish_reason == "length", end
             self._expect_own_tokens(name, prompt, self._max_tokens)
             assert self._raw.num_ends(name) == 1
+
+    def expect_lost(self) -> None:
+        """Each has ended once: with all its tokens, or because it was lost, with none that is wrong."""
+        self._raw.wait_ends(*self._prompts, timeout_s=_WAIT_S)
+        ends = [self._raw.wait_end(name) for name in self._prompts]
+        assert any(isinstance(end, Lost) for end in ends)
+        for name, prompt in self._prompts.items():
+            assert self._raw.num_ends(name) == 1
+            self._expect_own_tokens(name, prompt, len(self._raw.token_ids(name)))
 
     def expect_told(self) -> None:
         """Each has ended once, or has not and the client heard that the group is lost; no wrong token came."""

@@ -15,6 +15,7 @@ __all__ = ["CELLS", "FAST_CELLS", "Cell"]
 FAULTS: Final = ("SIGKILL", "SIGSTOP", "raise", "memory", "exit", "limit", "slow")
 
 # exact     every stream yields its tokens, once each, and one end; the group goes on, with a new process if one died
+# lost      every request that ran ends once, as lost; the group goes on, with a new process
 # told      every client hears an error within the time, and the group ends with status 1
 # gone      no process is left within the time, and clients find out by themselves
 # no-start  the group does not start, says which process failed, and leaves nothing
@@ -23,7 +24,7 @@ _OUTCOMES: Final = """
             starting   idle    prefill  decode  multi-step  draining  restarting
 worker      no-start   exact   exact    exact   exact       exact     exact
 output      no-start   exact   exact    exact   exact       exact     exact
-frontend    no-start   told    told     told    told        told      -
+frontend    no-start   exact   lost     lost    lost        told      lost
 supervisor  gone       gone    gone     gone    gone        gone      -
 metrics     no-start   exact   exact    exact   exact       exact     exact
 """
@@ -59,7 +60,7 @@ def _outcome(role: str, fault: str, phase: str, usual: str) -> str:
     if fault == "slow":
         return "exact"  # slow is not dead
     if fault == "limit":  # it may die of this or may not
-        return usual if usual == "exact" and phase != "restarting" else "-"
+        return usual if usual == "exact" and phase != "restarting" and role != "frontend" else "-"
     if fault == "SIGSTOP" and (role == "supervisor" or (role != "worker" and phase not in ("starting", "restarting"))):
         return "exact"  # it stands still until it is continued
     return usual
@@ -71,19 +72,16 @@ CELLS: Final = tuple(_cells())
 FAST_CELLS: Final = frozenset(
     {
         "worker-SIGKILL-prefill",
-        "worker-SIGSTOP-decode",
         "worker-raise-decode",
-        "worker-memory-idle",
         "worker-exit-multi-step",
         "worker-slow-decode",
-        "output-raise-decode",
-        "output-exit-idle",
-        "output-SIGSTOP-decode",
-        "output-memory-prefill",
         "worker-SIGKILL-restarting",
+        "output-exit-idle",
+        "output-memory-prefill",
+        "output-SIGSTOP-decode",
         "output-SIGKILL-draining",
         "frontend-raise-decode",
-        "supervisor-SIGKILL-decode",
+        "supervisor-raise-decode",
         "metrics-raise-starting",
     }
 )
