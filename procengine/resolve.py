@@ -15,6 +15,7 @@ import msgspec
 
 from procengine.config import (
     CacheConfig,
+    CrashConfig,
     Device,
     DType,
     EngineConfig,
@@ -98,6 +99,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     otlp_endpoint: str | None = None
     listen: str | None = None
     curve_keys: str | None = None
+    crash_dir: str | None = None
+    crash_seconds: float = 30.0
+    crash_records: int = 8
+    redact_prompts: bool = False
 
 
 def resolve(args: EngineArgs) -> EngineConfig:
@@ -128,6 +133,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         profiling=ProfilingConfig(span_records=args.span_records),
         metrics=_metrics(args),
         listen=resolve_listen(args.listen, args.curve_keys),
+        crash=_crash(args),
     )
 
 
@@ -163,6 +169,8 @@ def _check_ranges(args: EngineArgs) -> None:
         ("step_timeout", 0.1, 86_400),
         ("span_records", 0, 1 << 24),
         ("metrics_port", 0, 65535),
+        ("crash_seconds", 0, 3600),
+        ("crash_records", 1, 10_000),
     ):
         value = getattr(args, field)
         if value is not None and not (low <= value and (high is None or value <= high)):
@@ -224,6 +232,11 @@ def _metrics(args: EngineArgs) -> MetricsConfig:
     if not args.metrics_host:  # to the system it would mean every address
         raise ConfigError("metrics_host: must name an address (0.0.0.0 is every one), got ''")
     return MetricsConfig(args.metrics_port, args.metrics_host, _otlp_url(args.otlp_endpoint))
+
+
+def _crash(args: EngineArgs) -> CrashConfig:
+    folder = procengine_home() / "crashes" if args.crash_dir is None else Path(args.crash_dir).expanduser()
+    return CrashConfig(str(folder.absolute()), args.crash_seconds, args.crash_records, args.redact_prompts)
 
 
 def _otlp_url(endpoint: str | None) -> str | None:
