@@ -13,15 +13,15 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.ext import Extension
 
 from procengine.errors import InvalidRequestError, ModelError
+from procengine.template_sandbox import BoundedSandbox
 
 __all__ = ["ChatTemplate"]
 
 # What evaluating a template on unexpected data can raise, besides Jinja's own errors.
-_DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_DATA_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 
 
 class _GenerationTag(Extension):
@@ -41,9 +41,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, bos_token: str = "", eos_token: str = "") -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
-        )
+        environment = BoundedSandbox(_GenerationTag)
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
@@ -51,6 +49,8 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the model's chat template is not valid Jinja: line {error.lineno}: {error}") from error
+        except (jinja2.TemplateError, SyntaxError, *_DATA_ERRORS) as error:  # what Python makes of the compiled one
+            raise ModelError(f"the model's chat template cannot be compiled: {error}") from error
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
     def render(

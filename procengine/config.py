@@ -135,6 +135,7 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_logit_bias: int = 1024
     max_grammar_bytes: int = 65536
     grammar_timeout_s: float = 10.0
+    template_timeout_s: float = 5.0
 
 
 class ProfilingConfig(Struct, frozen=True, forbid_unknown_fields=True):

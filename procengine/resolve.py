@@ -88,6 +88,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_logit_bias: int = 1024
     max_grammar_bytes: int = 65536
     grammar_timeout: float = 10.0
+    template_timeout: float = 5.0
     start_timeout: float = 300.0
     drain_timeout: float = 10.0
     max_restarts: int = 5
@@ -162,6 +163,7 @@ def _check_ranges(args: EngineArgs) -> None:
         ("max_logit_bias", 0, 1 << 20),
         ("max_grammar_bytes", 0, 1 << 24),
         ("grammar_timeout", 0.01, 3600),
+        ("template_timeout", 0.01, 3600),
         ("start_timeout", 0.1, 86_400),
         ("drain_timeout", 0, 86_400),
         ("max_restarts", 0, 1 << 16),
@@ -222,6 +224,7 @@ def _limits(args: EngineArgs) -> LimitsConfig:
         max_logit_bias=args.max_logit_bias,
         max_grammar_bytes=args.max_grammar_bytes,
         grammar_timeout_s=args.grammar_timeout,
+        template_timeout_s=args.template_timeout,
     )
 
 

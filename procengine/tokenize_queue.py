@@ -15,6 +15,7 @@ from functools import cached_property
 
 from procengine.chat_template import ChatTemplate
 from procengine.errors import InvalidRequestError, OverloadedError, ProcengineError
+from procengine.interruptible import Interrupted, Interruptible
 from procengine.profiling.records import RecordKind
 from procengine.profiling.span_ring import SpanWriter
 from procengine.request import TokenMasks
@@ -43,6 +44,7 @@ class TokenizeQueue:
         grammar_timeout_s: float,
         max_model_len: int,
         spans: SpanWriter,
+        template_timeout_s: float = 5.0,
     ) -> None:
         self._loop = loop
         self._tokenizer = tokenizer
@@ -51,6 +53,9 @@ class TokenizeQueue:
         self._grammar_timeout_s = grammar_timeout_s
         self._max_model_len = max_model_len
         self._spans = spans  # the tokenizer thread's
+        self._template_timeout_s = template_timeout_s
+        self._rendering = Interruptible()
+        self._watch: asyncio.TimerHandle | None = None
         self._num_batches = 0
         self._jobs: list[_Job] = []
         self._is_busy = False
@@ -72,11 +77,16 @@ class TokenizeQueue:
     def _start(self) -> None:
         jobs, self._jobs = self._jobs, []
         self._is_busy = True
+        if any(body.messages is not None for body, _ in jobs):
+            self._watch = self._loop.call_later(self._template_timeout_s, self._watch_rendering)
         future = self._loop.run_in_executor(self._thread, self._tokenize_batch, [body for body, _ in jobs])
         future.add_done_callback(lambda done: self._finish(jobs, done.result()))
 
     def _finish(self, jobs: list[_Job], results: list[_Result]) -> None:
         self._is_busy = False
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         if self._jobs:
             self._start()  # the thread goes on while the loop hands out what it did
         for (body, on_prepared), result in zip(jobs, results, strict=True):
@@ -86,6 +96,11 @@ class TokenizeQueue:
                 task = self._loop.create_task(self._compile(body, result, on_prepared))
                 self._compiling.add(task)
                 task.add_done_callback(self._compiling.discard)
+
+    def _watch_rendering(self) -> None:
+        """On the loop, while the thread is at work: a template that goes on for too long is ended."""
+        self._rendering.end_if_longer_than(self._template_timeout_s)
+        self._watch = self._loop.call_later(self._template_timeout_s / 4, self._watch_rendering)
 
     async def _compile(self, body: PromptBody, prepared: Prepared, on_prepared: OnPrepared) -> None:
         result: _Result
@@ -156,8 +171,13 @@ class TokenizeQueue:
             return self._short_enough("prompt", body.prompt, body)
         if self._template is None:
             return InvalidRequestError("messages: this model has no chat template; send a prompt instead")
+        template, messages = self._template, body.messages
         try:
-            return self._short_enough("messages", self._template.render(body.messages, tools=body.tools), body)
+            text = self._rendering.run(lambda: template.render(messages, tools=body.tools))
+            return self._short_enough("messages", text, body)
+        except Interrupted:
+            limit_s = self._template_timeout_s
+            return InvalidRequestError(f"messages: the model's chat template did not finish within {limit_s:g} s")
         except ProcengineError as error:
             return error
 

@@ -295,6 +295,7 @@ def _tokenize_queue(child: Child, loop: asyncio.AbstractEventLoop) -> TokenizeQu
         config.limits.grammar_timeout_s,
         config.scheduler.max_model_len,
         child.spans.writer("tokenize"),
+        config.limits.template_timeout_s,
     )
 
 

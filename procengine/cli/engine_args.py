@@ -55,6 +55,7 @@ _HELP: Final[Mapping[str, str]] = {
     "max_logit_bias": "most entries of a request's logit_bias",
     "max_grammar_bytes": "most bytes of a request's structured_outputs",
     "grammar_timeout": "seconds that compiling a request's structured_outputs may take",
+    "template_timeout": "seconds that the model's chat template may take for one conversation",
     "start_timeout": "seconds until a group that is not ready counts as failed",
     "drain_timeout": "seconds that running requests may take to finish once the group is told to end",
     "max_restarts": "deaths of one process within --restart-window after which the group gives up; 0 restarts none",
