@@ -30,6 +30,7 @@ from procengine.config import EngineConfig
 from procengine.errors import ProcengineError
 from procengine.group_status import GroupStatus
 from procengine.http_listener import listen, url_of
+from procengine.liveness import LIVENESS_QUERY, MAX_MISSED, Liveness
 from procengine.messages import (
     UNREADABLE,
     ChildStats,
@@ -38,6 +39,7 @@ from procengine.messages import (
     Failed,
     GetStatus,
     OutputLost,
+    Query,
     Ready,
     Shutdown,
     WorkerHung,
@@ -80,6 +82,7 @@ class Supervisor:
         self._children = Children(config, self._control, self._listener.fileno() if self._listener else None)
         self._status = GroupStatus(config, self._children, self._control, self._started_s)
         self._status_timer: Timer | None = None
+        self._liveness = Liveness()
         self._loop = PollLoop()
         self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
         self._watch_everything()
@@ -116,6 +119,7 @@ class Supervisor:
         if self._state == "starting" and self._children.all_ready:
             self._state = "ready"
             self._deadline.cancel()
+            self._ask_who_lives()
             description = self._describe()
             write_description(self._run_dir, description)
             _say({"event": "ready", **description})
@@ -160,6 +164,8 @@ class Supervisor:
                     self._on_hang(rank, epoch)
                 case GetStatus():
                     self._on_status_asked(identity)
+                case ChildStats(query_id) if query_id == LIVENESS_QUERY:
+                    self._on_sign_of_life(identity)
                 case ChildStats():
                     if self._status.take(identity, message):
                         self._answer_status()
@@ -223,12 +229,32 @@ class Supervisor:
         child = self._children.find("worker", rank)
         if child is None or child.epoch != epoch or not child.is_alive:
             return
+        self._end_hung(child, "has made no progress")
+
+    def _end_hung(self, child: ChildProcess, why: str) -> None:
         timeout_s = self._config.group.step_timeout_s
-        write_log(
-            f"procengine: {child.name} (pid {child.pid}) has made no progress for {timeout_s:g} s; its threads:\n"
-        )
+        write_log(f"procengine: {child.name} (pid {child.pid}) {why} for {timeout_s:g} s; its threads:\n")
         child.dump_stacks()
         self._loop.call_at(time.monotonic() + _DUMP_S, child.kill)  # its pidfd says so to `_on_death`
+
+    def _ask_who_lives(self) -> None:
+        """A worker may hang although it answers (`_on_hang`); whoever does not answer hangs, whatever it should do."""
+        if self._state not in ("ready", "draining"):
+            return
+        asked = [child for child in self._children if child.is_ready and child.is_alive]
+        late = self._liveness.begin_round([child.pid for child in asked])
+        for child in asked:
+            if child.pid in late:
+                self._end_hung(child, "has not answered")
+            else:
+                self._children.send_to(child, Query(LIVENESS_QUERY))
+        period_s = self._config.group.step_timeout_s / MAX_MISSED
+        self._loop.call_at(time.monotonic() + period_s, self._ask_who_lives)
+
+    def _on_sign_of_life(self, identity: bytes) -> None:
+        for child in self._children:
+            if child.identity == identity:
+                self._liveness.take_answer(child.pid)
 
     def _plan_restart(self, child: ChildProcess) -> None:
         """It died; the group goes on without it until its successor is ready."""

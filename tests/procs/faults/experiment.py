@@ -18,7 +18,7 @@ from procengine.errors import EngineDeadError, ProcengineError
 from procengine.groups import find_group
 from procengine.run_dir import sweep_stale_dirs
 from procengine.sampling_params import SamplingParams
-from tests.procs.faults.injection import Injector, child_pid, stall
+from tests.procs.faults.injection import SIGNALS, Injector, child_pid, stall
 from tests.procs.faults.load import Load
 from tests.procs.faults.table import Cell
 from tests.procs.harness import Served, as_ids, is_running, num_open_fds, wait_until
@@ -72,12 +72,12 @@ class Experiment:
 
     def _run_start(self) -> None:
         cell, group = self._cell, self._group
-        if cell.fault in ("SIGKILL", "SIGSTOP"):
+        if cell.fault in SIGNALS:
             pid = group.pid if cell.role == "supervisor" else child_pid(group, cell.role)
             if cell.role == "supervisor":
                 child_pid(group, "worker")
             self._strike(pid, None)
-        if cell.fault == "SIGSTOP" and cell.outcome == "exact":
+        if cell.fault == "stall":
             stall(group.pid, _STALL_S, None)
         if cell.outcome == "exact":
             group.wait_ready()
@@ -121,15 +121,15 @@ class Experiment:
         cell, group = self._cell, self._group
         pid = before[self._process]
         if cell.phase == "restarting":
-            if cell.fault not in ("SIGKILL", "SIGSTOP"):
+            if cell.fault not in SIGNALS:
                 self._injector.arm(cell.role, "start", cell.fault)
             os.kill(pid, signal.SIGKILL)
             self._struck_s = time.monotonic()
-            if cell.fault in ("SIGKILL", "SIGSTOP"):
-                os.kill(child_pid(group, cell.role, set(before.values())), getattr(signal, cell.fault))
+            if cell.fault in SIGNALS:
+                os.kill(child_pid(group, cell.role, set(before.values())), SIGNALS[cell.fault])
             return
         self._strike(pid, raw)
-        if cell.fault == "SIGSTOP" and cell.role != "worker":
+        if cell.fault == "stall":
             stall(pid, _STALL_S, raw)
 
     def _strike(self, pid: int, raw: RawClient | None) -> None:
@@ -194,7 +194,7 @@ class Experiment:
     def _wait_pids_settled(self, before: dict[str, int]) -> None:
         """A new process where one died, and no other process than those that the group knows."""
         cell, group = self._cell, self._group
-        dies = cell.fault not in ("slow", "limit") and not (cell.fault == "SIGSTOP" and cell.role != "worker")
+        dies = cell.fault not in ("slow", "limit", "stall")
         if dies or cell.phase == "restarting":
             wait_until(lambda: find_group(group.name).pids[self._process] != before[self._process], "a successor", 40)
 
