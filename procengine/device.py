@@ -50,6 +50,12 @@ class Device:
         outputs: Iterator[StepOutput | EmbedOutput] = runner.run(header, payload)
         return outputs
 
+    def forget_slots(self) -> None:
+        """No slot has a request: the weights stay, and so does the KV pool, whose blocks nobody refers to now."""
+        runner = self._runners.get("generate")
+        if runner is not None:
+            runner.forget_slots()
+
     def _open_runner(self, workflow: str) -> Any:
         runner = load_part(WORKFLOWS[workflow].forward)(self)
         self._runners[workflow] = runner

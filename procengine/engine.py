@@ -50,7 +50,9 @@ class _Placed:
 class Engine:
     """Requests in, steps out; results in, ends out."""
 
-    def __init__(self, parts: Mapping[str, FrontendParts], pipelines: list[Pipeline], facts: ModelFacts) -> None:
+    def __init__(
+        self, parts: Mapping[str, FrontendParts], pipelines: list[Pipeline], facts: ModelFacts, first_key: int = 0
+    ) -> None:
         self.pipelines = pipelines
         self.facts = facts
         self._parts = parts
@@ -58,7 +60,7 @@ class Engine:
         self._keys_by_id: dict[tuple[bytes, str], list[int]] = {}
         self._ledger = OutputLedger()
         self._suspects = OutputSuspects()
-        self._num_accepted = 0
+        self._next_key = first_key
 
     @property
     def num_unfinished(self) -> int:
@@ -92,9 +94,9 @@ class Engine:
             InvalidRequestError: they cannot run.
         """
         parts = self._parts[workflow]
-        identity = RequestIdentity(self._num_accepted, client, request_id, seed)
+        identity = RequestIdentity(self._next_key, client, request_id, seed)
         requests = parts.accept(body, prepared, self.facts, identity)
-        self._num_accepted += len(requests)
+        self._next_key += len(requests)
         pipeline = self._choose_pipeline(workflow, requests[0])  # choices share the prompt's blocks
         for request in requests:
             pipeline.planners[workflow].add(request)
@@ -127,14 +129,14 @@ class Engine:
             self._forget(request)
         return len(ended)
 
-    def lose_worker(self, rank: int) -> list[Finish]:
-        """A worker is gone: its requests go on, from what they have, on the other workers or, if there is none, on its
-        successor. One at whose same place two workers died goes on alone until it is past that; if a third one dies
-        there, it ends. Returns the ends.
+    def lose_worker(self, rank: int, epoch: int) -> list[Finish]:
+        """The worker of this epoch is gone: its requests go on, from what they have, on the other workers or, if there
+        is none, on its successor. One at whose same place two workers died goes on alone until it is past that; if a
+        third one dies there, it ends. Returns the ends.
         """
         ends: list[Finish] = []
         lost = self.pipelines[rank]
-        for workflow, request in lost.lose_worker():
+        for workflow, request in lost.lose_worker(epoch):
             if request.num_worker_deaths > _MAX_WORKER_DEATHS:
                 self._forget(request)
                 request.is_finished = True

@@ -69,10 +69,16 @@ class GenerateRunner:
     ) -> None:
         self._executor = executor
         self._device = device
-        self._slots = SlotState(max_num_seqs, -(-max_model_len // block_size), device)
-        self._logits = LogitsState(max_num_seqs, vocab_size, device)
+        self._max_num_seqs, self._vocab_size = max_num_seqs, vocab_size
+        self._max_blocks = -(-max_model_len // block_size)
         self._staging = StagingRing(depth + 1, device)
         self._processors = processors
+        self.forget_slots()
+
+    def forget_slots(self) -> None:
+        """No slot has a request."""
+        self._slots = SlotState(self._max_num_seqs, self._max_blocks, self._device)
+        self._logits = LogitsState(self._max_num_seqs, self._vocab_size, self._device)
 
     @torch.inference_mode()
     def run(self, header: StepInput, payload: Int32s) -> Iterator[StepOutput]:

@@ -22,7 +22,6 @@ from procengine.engine import Engine
 from procengine.errors import (
     EngineDeadError,
     InvalidRequestError,
-    OverloadedError,
     ProcengineError,
     ProtocolError,
     ShuttingDownError,
@@ -33,6 +32,7 @@ from procengine.messages import (
     Abort,
     GetStats,
     Hello,
+    Received,
     Rejected,
     Stats,
     Submit,
@@ -59,7 +59,7 @@ _REQUEST_TRACED = int(RecordKind.REQUEST_TRACED)
 
 
 class ClientDoor:
-    """It answers from the start, and takes requests from `open` to `start_drain`; `pump` is called when some came."""
+    """It takes requests from `open` to `start_drain`; what comes before waits. `pump` is called when some came."""
 
     def __init__(
         self,
@@ -85,11 +85,12 @@ class ClientDoor:
         # A frame over the limit drops the connection, so the limit here is a backstop; _on_submit tells the client.
         backstop = 2 * child.config.limits.max_request_bytes + 65536
         self._socket = ipc.bind(child.context, zmq.ROUTER, child.endpoint("frontend"), max_message_bytes=backstop)
-        self._reader = ipc.SocketReader(loop, self._socket, self._on_message, pump)
+        self._reader: ipc.SocketReader | None = None  # they wait until there is somebody to run requests
 
     def open(self, engine: Engine, steps: StepPump) -> None:
         """From here on there is somebody to run requests."""
         self._engine, self._steps = engine, steps
+        self._reader = ipc.SocketReader(self._loop, self._socket, self._on_message, self._pump)
 
     def start_drain(self) -> None:
         """From here on they are refused."""
@@ -122,8 +123,8 @@ class ClientDoor:
             self._reject(client, "", ProtocolError(f"message: not a message of this protocol: {error}"))
             return
         match message:
-            case Hello(version):
-                self._welcome(client, version)
+            case Hello():
+                self._welcome(client, message)
             case Submit():
                 self._on_submit(client, message, len(data))
             case Abort(request_id):
@@ -131,9 +132,9 @@ class ClientDoor:
             case GetStats(reset):
                 self._on_get_stats(client, reset=reset)
 
-    def _welcome(self, client: bytes, version: int) -> None:
-        if version != PROTOCOL_VERSION:
-            text = f"version: this group speaks protocol {PROTOCOL_VERSION}, the client {version}"
+    def _welcome(self, client: bytes, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            text = f"version: this group speaks protocol {PROTOCOL_VERSION}, the client {hello.version}"
             self._reject(client, "", ProtocolError(text))
             return
         config, engine = self._child.config, self._engine
@@ -151,6 +152,8 @@ class ClientDoor:
                 config.model.workflows,
                 config.limits.max_request_bytes,
                 config.model.tool_call_parser,
+                self._child.epoch,
+                hello.mark,
             ),
         )
 
@@ -163,6 +166,8 @@ class ClientDoor:
         received_ns = time.monotonic_ns()
         owner = (client, message.request_id)
         self._clients.add(client)
+        if message.epoch not in (-1, self._child.epoch):
+            self._send(client, Received(message.request_id, self._child.epoch))
         try:
             body = self._check(owner, message, num_bytes)
         except ProcengineError as error:
@@ -175,8 +180,7 @@ class ClientDoor:
         self._tokenize.submit(body, lambda prepared: self._on_prepared(client, message, body, prepared, received_ns))
 
     def _check(self, owner: tuple[bytes, str], message: Submit, num_bytes: int) -> Any:
-        if self._engine is None:
-            raise OverloadedError("the group is still starting; try again later")
+        assert self._engine is not None
         if self._is_draining:
             raise ShuttingDownError("the group is shutting down and takes no new requests")
         return self._admission.check(
@@ -238,10 +242,11 @@ class ClientDoor:
     def _reject(self, client: bytes, request_id: str, error: ProcengineError) -> None:
         self._send(client, Rejected(request_id, error.code, str(error)))
 
-    def _send(self, client: bytes, message: Welcome | Rejected | Stats) -> None:
+    def _send(self, client: bytes, message: Welcome | Received | Rejected | Stats) -> None:
         if not ipc.send_routed(self._socket, client, encode(message)):
             self._clients.discard(client)
-        self._reader.poke()
+        if self._reader is not None:
+            self._reader.poke()
 
 
 def _tokenize_queue(child: Child, loop: asyncio.AbstractEventLoop) -> TokenizeQueue:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -34,6 +34,8 @@ from procengine.messages import (
     Drain,
     Finish,
     FromFrontend,
+    FrontendLost,
+    Lost,
     OutputLost,
     Outputs,
     Query,
@@ -52,6 +54,7 @@ from procengine.messages import (
     decode_from_worker,
     encode,
 )
+from procengine.numbering import epoch_of, first_number
 from procengine.postprocessor import Item, NoteKey, Postprocessor, TakenItems
 from procengine.profiling.records import FINISH_CODES, RecordKind
 from procengine.profiling.span_ring import NOBODY
@@ -89,6 +92,7 @@ class Output:
         self._note_key: NoteKey | None = child.spans.note_key if child.epoch else None
         if child.epoch:
             loop.call_later(child.config.group.restart_window_s, self._stop_noting)
+        self._first_key = 0  # smaller ones are of frontends that are gone
         self._last_items = TakenItems()  # of requests that were ended from outside
         self._held = HeldItems(time.monotonic() + _HOLD_S if child.epoch else 0.0)
         self._retry: asyncio.TimerHandle | None = None
@@ -130,6 +134,8 @@ class Output:
 
     def _take_message(self, message: FromFrontend) -> None:
         match message:
+            case Register(key, client, request_id) if key < self._first_key:
+                self._tell_lost(epoch_of(key), {client: [request_id]}, "the frontend died")
             case Register(workflow=workflow) as register:
                 self._ask_for(self._postprocessors[workflow].register(register))
             case Admitted(keys, num_cached_tokens, sent_ns):
@@ -265,6 +271,35 @@ class Output:
             self._report_delivered(keys)  # nobody is left to be told
         self._to_frontend.send(encode(ClientGone(client)))
 
+    def _on_frontend_lost(self, epoch: int, end: str) -> None:
+        """Its requests are lost, but for those whose ends are here; their clients are told so."""
+        self._registers.drain()
+        if self._results is not None:
+            self._results.drain()
+        self._first_key = first_number(epoch + 1)
+        lost: dict[bytes, dict[str, None]] = {}
+        for client, items in self._end_before(self._first_key):
+            for item in items:
+                if item.finish_reason == "error":
+                    lost.setdefault(client, {})[item.request_id] = None
+                else:
+                    self._last_items.add(client, item)
+        self._flush()
+        self._tell_lost(epoch, lost, end)
+
+    def _end_before(self, first_key: int) -> Iterator[tuple[bytes, list[Item]]]:
+        for postprocessor in self._postprocessors.values():
+            for key in postprocessor.all_keys():
+                if key < first_key and (ended := postprocessor.finish(key, "error")):
+                    yield ended
+
+    def _tell_lost(self, epoch: int, ids_by_client: Mapping[bytes, Iterable[str]], end: str) -> None:
+        """A client that cannot be reached now hears of it from the next frontend."""
+        text = f"{end}; requests that were running are lost, others can be sent again"
+        for client, request_ids in ids_by_client.items():
+            ipc.send_routed(self._client_socket, client, encode(Lost(epoch, list(request_ids), text)))
+        self._clients.poke()
+
     def _on_client(self, frames: list[bytes]) -> None:
         try:
             decode_from_output_peer(frames[-1])
@@ -288,6 +323,8 @@ class Output:
                 self._flush()  # results may still be on their way: the last one ends us
             case Drain():
                 self._held.shorten(time.monotonic() + _HOLD_AT_END_S)
+            case FrontendLost(epoch, end):
+                self._on_frontend_lost(epoch, end)
             case WorkerLost() | OutputLost():  # these are the frontend's business
                 pass
 

@@ -5,8 +5,8 @@ children's pidfds and logs, signals, and the death pipe of whoever launched it.
 
 Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
 gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
-hears why, and the exit status is 1. Workers and the output process are restarted first, up to a limit; so is the
-metrics process, and after that the group goes on without it.
+hears why, and the exit status is 1. Workers, the output process and the frontend are restarted first, up to a limit; so
+is the metrics process, and after that the group goes on without it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from procengine.messages import (
     Drain,
     Drained,
     Failed,
+    FrontendLost,
     GetStatus,
     OutputLost,
-    Query,
     Ready,
     Shutdown,
     WorkerHung,
@@ -48,7 +48,7 @@ from procengine.messages import (
 )
 from procengine.paths import socket_path
 from procengine.poll_loop import PollLoop, Timer
-from procengine.profiling.span_ring import NOBODY, take_noted_key
+from procengine.profiling.span_ring import take_noted_key
 from procengine.restart_policy import RestartPolicy
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
 
@@ -58,8 +58,13 @@ _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
 _DUMP_S = 0.5  # for a hung child to write its stacks
-_RESTARTED_ROLES = ("worker", "output", "metrics")
 _OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
+_WHAT_GOES_ON = {
+    "worker": "its requests go on",
+    "output": "its requests go on",
+    "frontend": "its requests are lost; clients send those again that have shown nothing",
+    "metrics": "no request notices",
+}
 
 
 class Supervisor:
@@ -82,7 +87,7 @@ class Supervisor:
         self._children = Children(config, self._control, self._listener.fileno() if self._listener else None)
         self._status = GroupStatus(config, self._children, self._control, self._started_s)
         self._status_timer: Timer | None = None
-        self._liveness = Liveness()
+        self._liveness = Liveness(self._children)
         self._loop = PollLoop()
         self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
         self._watch_everything()
@@ -124,8 +129,19 @@ class Supervisor:
             write_description(self._run_dir, description)
             _say({"event": "ready", **description})
         elif child.epoch:
+            self._tell_news(child)
             write_description(self._run_dir, self._describe())
             _say({"event": "restarted", "process": child.name, "pid": child.pid})
+
+    def _tell_news(self, child: ChildProcess) -> None:
+        """What was said while it was not there to hear. To hear it twice does no harm."""
+        frontend, output = self._children.find("frontend"), self._children.find("output")
+        if child is output and frontend is not None and frontend.epoch:
+            self._children.send_to(child, FrontendLost(frontend.epoch - 1, "the frontend died"))
+        elif child is frontend:
+            for other in self._children:
+                if other.epoch and other.role in ("worker", "output"):
+                    self._children.send_to(child, _loss_of(other, other.epoch - 1))
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -165,7 +181,7 @@ class Supervisor:
                 case GetStatus():
                     self._on_status_asked(identity)
                 case ChildStats(query_id) if query_id == LIVENESS_QUERY:
-                    self._on_sign_of_life(identity)
+                    self._liveness.take_answer(identity)
                 case ChildStats():
                     if self._status.take(identity, message):
                         self._answer_status()
@@ -206,7 +222,8 @@ class Supervisor:
         self._loop.unwatch(child.pidfd)
         if self._state in ("starting", "ready", "draining"):
             self._hear_last_words(child)
-            if self._state == "starting" or child.role not in _RESTARTED_ROLES:
+            has_nothing_to_finish = child.role == "frontend" and self._state == "draining"
+            if self._state == "starting" or has_nothing_to_finish:
                 self._fail(child.describe_end())
             else:
                 self._plan_restart(child)
@@ -241,20 +258,10 @@ class Supervisor:
         """A worker may hang although it answers (`_on_hang`); whoever does not answer hangs, whatever it should do."""
         if self._state not in ("ready", "draining"):
             return
-        asked = [child for child in self._children if child.is_ready and child.is_alive]
-        late = self._liveness.begin_round([child.pid for child in asked])
-        for child in asked:
-            if child.pid in late:
-                self._end_hung(child, "has not answered")
-            else:
-                self._children.send_to(child, Query(LIVENESS_QUERY))
+        for child in self._liveness.begin_round():
+            self._end_hung(child, "has not answered")
         period_s = self._config.group.step_timeout_s / MAX_MISSED
         self._loop.call_at(time.monotonic() + period_s, self._ask_who_lives)
-
-    def _on_sign_of_life(self, identity: bytes) -> None:
-        for child in self._children:
-            if child.identity == identity:
-                self._liveness.take_answer(child.pid)
 
     def _plan_restart(self, child: ChildProcess) -> None:
         """It died; the group goes on without it until its successor is ready."""
@@ -266,13 +273,15 @@ class Supervisor:
         if delay_s is None:
             self._give_up(child, _too_many_deaths(child, policy))
             return
-        what = "no request notices" if child.role in _OPTIONAL_ROLES else "its requests go on"
-        write_log(f"procengine: {child.describe_end()}\nprocengine: {child.name} is restarted, {what}\n")
-        if child.role == "worker":
-            self._children.send(WorkerLost(child.rank, child.epoch), "frontend")
-        elif child.role == "output":
-            key = NOBODY if child.spans_fd is None else take_noted_key(child.spans_fd)
-            self._children.send(OutputLost(child.epoch, key), "frontend")
+        end = child.describe_end()
+        write_log(f"procengine: {end}\nprocengine: {child.name} is restarted, {_WHAT_GOES_ON[child.role]}\n")
+        if child.role == "frontend":
+            self._children.send(FrontendLost(child.epoch, end.split("\n", 1)[0]), "output")
+        elif child.role not in _OPTIONAL_ROLES:
+            loss = _loss_of(child, child.epoch)
+            if isinstance(loss, OutputLost) and child.spans_fd is not None:
+                loss = msgspec.structs.replace(loss, key=take_noted_key(child.spans_fd))
+            self._children.send(loss, "frontend")
         if delay_s:
             self._loop.call_at(now_s + delay_s, lambda: self._replace(child))
         else:
@@ -342,6 +351,11 @@ class Supervisor:
             self._stop()
         elif self._state == "stopping":
             self._state = "gone"
+
+
+def _loss_of(child: ChildProcess, epoch: int) -> WorkerLost | OutputLost:
+    """What the frontend is told of the end of such a child, of that epoch."""
+    return WorkerLost(child.rank, epoch) if child.role == "worker" else OutputLost(epoch)
 
 
 def _too_many_deaths(child: ChildProcess, policy: RestartPolicy) -> str:

@@ -14,9 +14,9 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from procengine.client import connect_link
 from procengine.client_bodies import generate_body, prompt_body
 from procengine.client_core import ClientCore, Pending, dead_group_error
+from procengine.client_handshake import connect_link
 from procengine.errors import ProcengineError
 from procengine.groups import GroupInfo, is_gone
 from procengine.sampling_params import SamplingParams

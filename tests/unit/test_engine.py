@@ -129,7 +129,7 @@ class Group:
         while self.receive():
             pass
         self.told += self.recent_results.of_worker(rank)
-        self.told += self.engine.lose_worker(rank)
+        self.told += self.engine.lose_worker(rank, self.epochs[rank])
         self.epochs[rank] += 1
         self.workers[rank] = SimulatedWorker(self.limits, self.truth, rank=rank, epoch=self.epochs[rank])
 

@@ -19,7 +19,7 @@ from procengine.groups import find_group
 from procengine.run_dir import sweep_stale_dirs
 from procengine.sampling_params import SamplingParams
 from tests.procs.faults.injection import SIGNALS, Injector, child_pid, stall
-from tests.procs.faults.load import Load
+from tests.procs.faults.load import Asker, Load
 from tests.procs.faults.table import Cell
 from tests.procs.harness import Served, as_ids, is_running, num_open_fds, wait_until
 from tests.procs.raw_client import RawClient
@@ -102,19 +102,21 @@ class Experiment:
             load = self._make_load(raw)
             counts = load.counts() if load else {}
             with Client(group.endpoint) as witness:
+                asker = Asker(witness)
+                if cell.outcome == "lost" and load is not None:
+                    asker.start()
                 if cell.phase == "draining":
                     self._begin_drain()
                 self._hit(before, raw)
                 if cell.outcome == "exact":
-                    load = load or self._make_idle_load(raw)
-                    load.wait_moved(counts or dict.fromkeys(load.names, 0))
-                    self.recovery_s = time.monotonic() - self._struck_s
-                    load.expect_exact()
+                    self._expect_exact(load or self._make_idle_load(raw), counts)
+                elif cell.outcome == "lost":
+                    self._expect_lost(asker, load)
                 elif cell.outcome == "told":
                     self._expect_told(raw, witness, load)
                 else:
                     self._expect_gone(witness)
-            if cell.outcome == "exact":
+            if cell.outcome in ("exact", "lost"):
                 self._expect_alive(before, raw, fds, files)
 
     def _hit(self, before: dict[str, int], raw: RawClient) -> None:
@@ -177,6 +179,18 @@ class Experiment:
             wait_until(is_refused, "the group drains", _WAIT_S)
 
     # --- outcomes
+
+    def _expect_exact(self, load: Load, counts: dict[str, int]) -> None:
+        load.wait_moved(counts or dict.fromkeys(load.names, 0))
+        self.recovery_s = time.monotonic() - self._struck_s
+        load.expect_exact()
+
+    def _expect_lost(self, asker: Asker, load: Load | None) -> None:
+        asker.start()
+        asker.expect_exact()
+        self.recovery_s = time.monotonic() - self._struck_s
+        if load is not None:
+            load.expect_ended_or_lost()
 
     def _expect_alive(self, before: dict[str, int], raw: RawClient, fds: dict[str, int], files: set[str]) -> None:
         cell, group = self._cell, self._group

@@ -16,6 +16,8 @@ __all__ = ["CELLS", "FAST_CELLS", "Cell"]
 FAULTS: Final = ("SIGKILL", "SIGSTOP", "stall", "raise", "memory", "exit", "limit", "slow")
 
 # exact     every stream yields its tokens, once each, and one end; the group goes on, with a new process if one died
+# lost      every request that ran ends with that word, or is sent again by its client and ends as if nothing had been;
+#           the group goes on, with a new process
 # told      every client hears an error within the time, and the group ends with status 1
 # gone      no process is left within the time, and clients find out by themselves
 # no-start  the group does not start, says which process failed, and leaves nothing
@@ -24,7 +26,7 @@ _OUTCOMES: Final = """
             starting   idle    prefill  decode  multi-step  draining  restarting
 worker      no-start   exact   exact    exact   exact       exact     exact
 output      no-start   exact   exact    exact   exact       exact     exact
-frontend    no-start   told    told     told    told        told      -
+frontend    no-start   lost    lost     lost    lost        told      lost
 supervisor  gone       gone    gone     gone    gone        gone      -
 metrics     no-start   exact   exact    exact   exact       exact     exact
 """
@@ -57,7 +59,7 @@ def _cells() -> Iterator[Cell]:
 def _outcome(role: str, fault: str, phase: str, usual: str) -> str:
     if usual == "-":
         return "-"
-    if fault in ("slow", "stall"):  # neither is dead
+    if fault in ("slow", "stall") and (fault, phase) != ("slow", "restarting"):  # neither is dead
         return "-" if fault == "stall" and phase in ("starting", "restarting") and role != "supervisor" else "exact"
     if fault == "limit":  # it may die of this or may not
         return usual if usual == "exact" and phase != "restarting" else "-"
