@@ -80,8 +80,7 @@ class Children:
 
     def _start(self, role: str, rank: int) -> ChildProcess:
         """Memory for its spans is ours, so that it is there when the child is not."""
-        capacity = self._config.profiling.span_records
-        spans_fd = make_arena(child_name(role, rank), capacity) if capacity else None
+        spans_fd = make_arena(child_name(role, rank), self._config.profiling.span_records)
         return ChildProcess(role, rank, 0, self._config, self._death_pipe[0], spans_fd)
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from procengine.messages import Admitted, EmbedResult, Finish, Register, Replay, StepResult, encode
 from procengine.output_ledger import LedgerEntry, OutputLedger
+from procengine.output_suspects import OutputSuspects
 from procengine.pipeline import AnyRequest, Pipeline, PlannedStep
 from procengine.recent_results import RecentResults, first_logprob_positions
 from procengine.workflows.parts import FrontendParts
@@ -59,6 +60,7 @@ class Engine:
         self._keys_by_id: dict[tuple[bytes, str], list[int]] = {}
         self._ledger = OutputLedger()
         self._next_key = first_key
+        self._suspects = OutputSuspects()
 
     @property
     def num_unfinished(self) -> int:
@@ -151,6 +153,16 @@ class Engine:
         """A successor is ready. One of an epoch that is over already is not heard."""
         pipeline = self.pipelines[rank]
         pipeline.is_up |= pipeline.epoch == epoch
+
+    def blame_for_output_death(self, key: int) -> None:
+        """The output process died while it was at work on this request (-1: on none). One that is taken for the cause
+        ends, and the next output process is not told what is in it.
+        """
+        if not self._suspects.blame(key):
+            return
+        finish = Finish(key, "error", "the output process died again and again while it was at work on this request")
+        self.end(key, "error", finish.error)
+        self._ledger.condemn(finish)
 
     def resume_output(self, recent: RecentResults) -> Iterator[bytes | tuple[bytes, bytes]]:
         """The output process is gone, and has told its clients nobody knows how much: all that its successor must be
@@ -248,6 +260,9 @@ def _retold(
 ) -> Iterator[bytes]:
     """One request from its beginning. Tokens whose log probabilities are still known come with those, not here."""
     yield entry.registered
+    if entry.is_condemned and entry.finish is not None:
+        yield encode(entry.finish)  # now: what results may still show of it is nobody's then
+        return
     if (admitted := entry.admitted(key)) is not None:
         yield encode(admitted)
     end = first_known.get(key) if entry.wants_logprobs else None

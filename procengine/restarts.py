@@ -24,6 +24,7 @@ from procengine.messages import (
     WorkerLost,
     encode,
 )
+from procengine.profiling.span_ring import NOBODY, take_noted_key
 from procengine.restart_policy import RestartPolicy
 
 __all__ = ["Restarts"]
@@ -88,8 +89,11 @@ class Restarts:
         """Those whom it concerns hear that it has ended, and how."""
         if child.role == "frontend":
             self._children.send(FrontendLost(child.epoch, end), "output")
-        elif child.role in ("worker", "output"):
-            self._children.send(_loss_of(child, child.epoch), "frontend")
+        elif child.role == "output":
+            key = NOBODY if child.spans_fd is None else take_noted_key(child.spans_fd)
+            self._children.send(OutputLost(child.epoch, key), "frontend")
+        elif child.role == "worker":
+            self._children.send(WorkerLost(child.rank, child.epoch), "frontend")
 
     def tell_news(self, child: ChildProcess) -> None:
         """One that is ready now hears what was said while it was not there. To hear it twice does no harm."""

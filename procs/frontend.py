@@ -165,11 +165,12 @@ class Frontend:
                 self._results.drain()  # what was lost on its way there is here, and brings more than tokens
                 self._to_output.send(self._engine.resync(key, position))
 
-    def _on_output_lost(self, epoch: int) -> None:
+    def _on_output_lost(self, epoch: int, key: int) -> None:
         self._feedback.drain()
         self._results.drain()
-        if self._steps is None:
+        if self._engine is None or self._steps is None:
             return  # it is said again when there is an engine
+        self._engine.blame_for_output_death(key)
         self._to_output.connect_again()
         self._steps.retell()
         self._to_output.send(Resume(epoch + 1))
@@ -185,8 +186,8 @@ class Frontend:
                 self._tell_supervisor(ChildStats(query_id, state, self._num_unfinished, waits_s))
             case WorkerLost(rank, epoch):
                 self._on_worker_lost(rank, epoch)
-            case OutputLost(epoch):
-                self._on_output_lost(epoch)
+            case OutputLost(epoch, key):
+                self._on_output_lost(epoch, key)
             case FrontendLost():
                 pass  # before us
             case RetireWorker() as message:

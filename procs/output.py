@@ -33,6 +33,7 @@ from procengine.messages import (
     Delivered,
     Drain,
     Finish,
+    FromFrontend,
     FrontendLost,
     Leave,
     Lost,
@@ -56,8 +57,9 @@ from procengine.messages import (
     encode,
 )
 from procengine.numbering import epoch_of, first_number
-from procengine.postprocessor import Item, Postprocessor, TakenItems
+from procengine.postprocessor import Item, NoteKey, Postprocessor, TakenItems
 from procengine.profiling.records import FINISH_CODES, RecordKind
+from procengine.profiling.span_ring import NOBODY
 from procengine.tokenizer import Tokenizer
 from procengine.workflows import WORKFLOWS, load_part
 
@@ -89,6 +91,10 @@ class Output:
             name: load_part(WORKFLOWS[name].postprocess)(tokenizer) for name in child.config.model.workflows
         }
         self._first_key = 0  # smaller ones are of frontends that are gone
+        # For a while after a death: a text that kills this process is found by what it was at work on (OutputSuspects).
+        self._note_key: NoteKey | None = child.spans.note_key if child.epoch else None
+        if child.epoch:
+            loop.call_later(child.config.group.restart_window_s, self._stop_noting)
         self._last_items = TakenItems()  # of requests that were ended from outside
         self._held = HeldItems(time.monotonic() + _HOLD_S if child.epoch else 0.0)
         self._retry: asyncio.TimerHandle | None = None
@@ -117,7 +123,19 @@ class Output:
         if len(frames) > 1:  # of a worker that has died, perhaps before it could send it here too
             self._take_result(frames)
             return
-        match decode_from_frontend(frames[0]):
+        message = decode_from_frontend(frames[0])
+        if self._note_key is None or not isinstance(message, Register | Finish | Replay):
+            self._take_message(message)
+            return
+        self._note_key(message.key)
+        self._take_message(message)
+        self._note_key(NOBODY)
+
+    def _stop_noting(self) -> None:
+        self._note_key = None
+
+    def _take_message(self, message: FromFrontend) -> None:
+        match message:
             case Register(key, client, request_id) if key < self._first_key:
                 self._tell_lost(epoch_of(key), {client: [request_id]}, "the frontend died")
             case Register(workflow=workflow) as register:
@@ -170,7 +188,7 @@ class Output:
         started_ns = time.monotonic_ns()
         items, self._last_items = self._last_items, TakenItems()
         for postprocessor in self._postprocessors.values():
-            items.extend(postprocessor.take_items(self._received_ns))
+            items.extend(postprocessor.take_items(self._received_ns, self._note_key))
         for key in items.text_stopped_keys:
             self._to_frontend.send(encode(TextStop(key)))
         if items.items_by_client or items.ended:

@@ -309,6 +309,7 @@ class Supervisor:
         self._loop.call_at(child.started_s + self._config.group.start_timeout_s, lambda: self._kill_if_late(child))
 
     def _kill_if_late(self, child: ChildProcess) -> None:
+        """A successor that hangs in its start is replaced like one that has died there."""
         if not child.is_ready and child.is_alive:
             timeout_s = self._config.group.start_timeout_s
             write_log(f"procengine: {child.name} (pid {child.pid}) did not become ready within {timeout_s:g} s\n")

@@ -90,6 +90,7 @@ __all__ = [
     "Failed",
     "Finish",
     "FromChild",
+    "FromFrontend",
     "FromSupervisor",
     "FrontendLost",
     "GetStats",

@@ -94,6 +94,7 @@ class OutputLost(Message, tag="output_lost"):
     """Supervisor to frontend: the output process is gone, and another one, of the next epoch, takes its place."""
 
     epoch: int  # of the one that is gone
+    key: int = -1  # the request that it was at work on, if that is known
 
 
 class FrontendLost(Message, tag="frontend_lost"):

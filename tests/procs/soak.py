@@ -20,7 +20,17 @@ import zmq
 from procengine import ipc
 from procengine.child_process import rss_bytes
 from procengine.groups import find_group
-from procengine.messages import PROTOCOL_VERSION, Abort, Attach, Hello, Outputs, Rejected, decode_to_client, encode
+from procengine.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Attach,
+    Hello,
+    Outputs,
+    Rejected,
+    Welcome,
+    decode_to_client,
+    encode,
+)
 from tests.procs.harness import Served, children_of, num_open_fds
 from tests.procs.soak_requests import SoakRequest, TextOf, make_request
 
@@ -51,11 +61,12 @@ class SoakReport:
         return float(np.polyfit(self.ended[half:], self.rss[role][half:], 1)[0])
 
     def __str__(self) -> str:
-        memory = {
-            role: f"{rss[-1] >> 20} MiB, {self.bytes_per_request(role):+.0f} B a request"
-            for role, rss in self.rss.items()
-        }
-        return f"{self.duration_s:.0f} s: {dict(self.counts)}; kills: {dict(self.kills)}; memory: {memory}; fds: {[f'{r} {f[0]}..{max(f)}' for r, f in self.fds.items()]}"
+        lines = [f"{self.duration_s:.0f} s: {dict(self.counts)}", f"kills: {dict(self.kills)}"]
+        for role in _STEADY_ROLES:
+            memory, fds = self.rss[role], self.fds[role]
+            slope = self.bytes_per_request(role)
+            lines.append(f"{role}: {memory[-1] >> 20} MiB, {slope:+.0f} bytes a request; {fds[0]} to {max(fds)} fds")
+        return "\n".join(lines)
 
 
 class Soak:
@@ -66,7 +77,12 @@ class Soak:
         self._text_of = text_of
         self._random = random.Random(seed)
         self._concurrency = concurrency
-        self._clients = [_Connection(group.endpoint) for _ in range(4)]
+        self._context = ipc.make_context()
+        self._clients = [_Connection(self._context, group.endpoint) for _ in range(4)]
+        self._poller = zmq.Poller()
+        for client in self._clients:
+            self._poller.register(client.to_frontend, zmq.POLLIN)
+            self._poller.register(client.from_output, zmq.POLLIN)
         self._requests: dict[str, tuple[SoakRequest, _Connection]] = {}
         self._num_submitted = 0
         self._num_ended = 0
@@ -90,8 +106,7 @@ class Soak:
         while self._requests:
             self._receive()
         self.report.duration_s = time.monotonic() - started_s
-        for client in self._clients:
-            client.close()
+        self._context.destroy(linger=0)
         return self.report
 
     def _submit_some(self) -> None:
@@ -107,18 +122,16 @@ class Soak:
             self.report.counts[request.kind] += 1
 
     def _receive(self) -> None:
-        got_any = False
-        for client in self._clients:
-            for frame in client.receive(0):
-                self._take(frame)
-                got_any = True
-        if not got_any:
-            self._clients[0].receive_any(self._clients, _POLL_MS)
-            waited_s = time.monotonic() - self._progress_s
-            lost = [(name, request.describe()) for name, (request, _) in list(self._requests.items())[:5]]
-            assert waited_s < _STUCK_S, f"nothing came for {waited_s:.0f} s; {len(self._requests)} are lost: {lost}"
-        else:
+        ready = self._poller.poll(_POLL_MS)
+        for socket, _ in ready:
+            while ipc.has_message(socket):
+                self._take(socket.recv())
+        if ready:
             self._progress_s = time.monotonic()
+            return
+        waited_s = time.monotonic() - self._progress_s
+        lost = [(name, request.describe()) for name, (request, _) in list(self._requests.items())[:5]]
+        assert waited_s < _STUCK_S, f"nothing came for {waited_s:.0f} s; {len(self._requests)} are lost: {lost}"
 
     def _take(self, frame: bytes) -> None:
         message = decode_to_client(frame)
@@ -170,35 +183,14 @@ class Soak:
 class _Connection:
     """A client's two sockets."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._context = ipc.make_context()
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         identity = b"s" + os.urandom(8)
-        self.to_frontend = ipc.connect(self._context, zmq.DEALER, endpoint, identity=identity)
+        self.to_frontend = ipc.connect(context, zmq.DEALER, endpoint, identity=identity)
         self.to_frontend.send(encode(Hello(PROTOCOL_VERSION)))
         assert self.to_frontend.poll(30_000), "the group does not answer"
         welcome = decode_to_client(self.to_frontend.recv())
-        output_endpoint = getattr(welcome, "output_endpoint")  # noqa: B009
-        self._from_output = ipc.connect(self._context, zmq.DEALER, output_endpoint, identity=identity)
-        self._from_output.send(encode(Attach(PROTOCOL_VERSION)))
-        assert self._from_output.poll(30_000), "the output process does not answer"
-        self._from_output.recv()
-
-    def receive(self, _: int) -> list[bytes]:
-        """All frames that are here."""
-        frames = []
-        for socket in (self.to_frontend, self._from_output):
-            while ipc.has_message(socket):
-                frames.append(socket.recv())
-        return frames
-
-    def receive_any(self, clients: list[_Connection], timeout_ms: int) -> None:
-        """Wait until there is a frame for any of them."""
-        poller = zmq.Poller()
-        for client in clients:
-            poller.register(client._from_output, zmq.POLLIN)
-            poller.register(client.to_frontend, zmq.POLLIN)
-        poller.poll(timeout_ms)
-
-    def close(self) -> None:
-        """Leave."""
-        self._context.destroy(linger=0)
+        assert isinstance(welcome, Welcome)
+        self.from_output = ipc.connect(context, zmq.DEALER, welcome.output_endpoint, identity=identity)
+        self.from_output.send(encode(Attach(PROTOCOL_VERSION)))
+        assert self.from_output.poll(30_000), "the output process does not answer"
+        self.from_output.recv()

@@ -103,9 +103,8 @@ class SoakRequest:
         assert len({choice.key for choice in self._choices}) == len(self._choices), self.describe()
         for choice in self._choices:
             if isinstance(choice.end, Embedding):
-                assert choice.end.finish_reason in ("stop", "abort") and (
-                    choice.end.data or self.aborts_after is not None
-                )
+                is_aborted = self.aborts_after is not None and choice.end.finish_reason == "abort"
+                assert is_aborted or (choice.end.finish_reason == "stop" and choice.end.data), choice.end
             else:
                 self._check_choice(choice, text_of)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from procengine.bench.faults import FIGURES
 from procengine.bench.stages import STAGES
 from procengine.bench.startup import PHASES
 from tests.procs.harness import MAX_MODEL_LEN, Served, cli
@@ -196,3 +197,24 @@ def test_comparison_runs_both_sides_by_turns_each_in_its_own_tree() -> None:
 def test_comparison_shows_what_a_failing_run_said() -> None:
     done = bench("compare", "--a", "--num-steps 0", "--b", "--num-steps 1", "ipc", status=1)
     assert "a run of A ended with status 1:" in done.stderr and "--num-steps: must be at least 1, got 0" in done.stderr
+
+
+@pytest.mark.slow
+def test_deaths_are_noticed_and_streams_move_again(model: Path) -> None:
+    """Not how fast: the machine may be a slow one. The exit status says whether a figure is too large."""
+    done = subprocess.run(
+        cli("bench", "faults", model, "--device", "mock", "--runs", 2, "--json"),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    figures = json.loads(done.stdout)
+    expected = set(FIGURES) - {"model_restart"}
+    assert {name.removesuffix("_ms") for name in figures} - {"mode", "num_runs"} == expected
+    assert all(0 < figures[f"{name}_ms"]["p50"] <= figures[f"{name}_ms"]["max"] for name in expected)
+    assert (done.returncode == 1) == any(
+        most_ms is not None and name in expected and figures[f"{name}_ms"]["p50"] > most_ms
+        for name, (most_ms, _) in FIGURES.items()
+    )

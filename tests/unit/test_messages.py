@@ -132,7 +132,7 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.Ended(5, 2, "why"), b"\x94\xa5ended\x05\x02\xa3why"),
     (m.WorkerHung(1, 2), b"\x93\xabworker_hung\x01\x02"),
     (m.WorkerLost(1, 2), b"\x93\xabworker_lost\x01\x02"),
-    (m.OutputLost(2), b"\x92\xaboutput_lost\x02"),
+    (m.OutputLost(2, 7), b"\x93\xaboutput_lost\x02\x07"),
     (m.FrontendLost(2, "why"), b"\x93\xadfrontend_lost\x02\xa3why"),
     (m.Shutdown("why"), b"\x92\xa8shutdown\xa3why"),
     (m.GetStatus(), b"\x91\xaaget_status"),

@@ -63,7 +63,10 @@ class Experiment:
             self._run_start()
         else:
             self._run_with_load()
-        assert not any(self._injector.is_armed(self._cell.role, point) for point in ("start", "step")), "it struck"
+        wait_until(self._has_struck, "the fault has struck")
+
+    def _has_struck(self) -> bool:
+        return not any(self._injector.is_armed(self._cell.role, point) for point in ("start", "step"))
 
     # --- while it starts
 
@@ -200,7 +203,7 @@ class Experiment:
         cell, group = self._cell, self._group
         dies = cell.fault not in ("slow", "limit") and not (cell.fault == "SIGSTOP" and cell.role != "worker")
         if dies or cell.phase == "restarting":
-            wait_until(lambda: find_group(group.name).pids[self._process] != before[self._process], "a successor")
+            wait_until(lambda: find_group(group.name).pids[self._process] != before[self._process], "a successor", 40)
 
         def is_settled() -> bool:
             pids = find_group(group.name).pids

@@ -27,7 +27,7 @@ class Load:
         self._max_tokens = max_tokens
         self._prompts = {f"{prefix}{number}": prompt for number, prompt in enumerate(prompts)}
         for name, prompt in self._prompts.items():
-            raw.submit(name, body(prompt, max_tokens=max_tokens))
+            raw.submit(name, body(prompt, max_tokens=max_tokens, cache_salt=prefix))  # nothing is cached
 
     @property
     def names(self) -> list[str]:

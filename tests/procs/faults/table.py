@@ -72,19 +72,16 @@ CELLS: Final = tuple(_cells())
 FAST_CELLS: Final = frozenset(
     {
         "worker-SIGKILL-prefill",
-        "worker-SIGSTOP-decode",
         "worker-raise-decode",
-        "worker-memory-idle",
         "worker-exit-multi-step",
         "worker-slow-decode",
-        "output-raise-decode",
-        "output-exit-idle",
-        "output-SIGSTOP-decode",
-        "output-memory-prefill",
         "worker-SIGKILL-restarting",
+        "output-exit-idle",
+        "output-memory-prefill",
+        "output-SIGSTOP-decode",
         "output-SIGKILL-draining",
         "frontend-raise-decode",
-        "supervisor-SIGKILL-decode",
+        "supervisor-raise-decode",
         "metrics-raise-starting",
     }
 )

@@ -2,7 +2,8 @@
 
 The product knows nothing of this. A process looks, at two points of its life ("start": it is about to say that it is
 ready; "step": once for each piece of its work), for the file `$FAULTS_DIR/<role>.<point>`. If that is there, the
-process that removes it does what it says: `raise`, `memory`, `exit`, or `slow SECONDS TIMES`.
+process that removes it does what it says: `raise`, `memory`, `exit`, or `slow SECONDS TIMES`. `$FAULTS_DEVICE` "model"
+says that the workers have one.
 """
 
 from __future__ import annotations
@@ -70,18 +71,17 @@ def place_points(role: str, folder: Path) -> None:
     """Each role's two points, in whatever it does all day."""
     start, step = (Point(folder / f"{role}.{name}") for name in ("start", "step"))
     if role == "supervisor":
+        from procengine.poll_loop import PollLoop
         from procengine.procs.supervisor import Supervisor
 
         passing_by(Supervisor, "_on_ready", start)
-        passing_by(Supervisor, "_check_deadlines", step)
+        passing_by(PollLoop, "run_once", step)
         return
     from procengine.child import Child
 
     passing_by(Child, "say_ready", start)
     if role == "worker":
-        from procengine.mock_runner import MockRunner as Working
-
-        passing_by(Working, "run", step)
+        passing_by(_device(), "run", step)
     elif role == "output":
         from procengine.text_outputs import TextOutputs
 
@@ -94,6 +94,16 @@ def place_points(role: str, folder: Path) -> None:
         from procengine.profiling.group_totals import GroupTotals
 
         passing_by(GroupTotals, "add_tables", step)
+
+
+def _device() -> type:
+    if os.environ.get("FAULTS_DEVICE") == "model":
+        from procengine.device import Device
+
+        return Device
+    from procengine.mock_runner import MockRunner
+
+    return MockRunner
 
 
 if (_role := role_of(sys.orig_argv)) is not None:
