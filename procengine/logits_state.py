@@ -85,7 +85,7 @@ class LogitsState(Generic[A]):
             return
         index, drawn = self._send(slots[rows]), tokens[self._send(rows)]
         if self._output_counts is not None:
-            self._output_counts[index, drawn] += 1
+            self._output_counts[index, self._arrays.widen(drawn)] += 1
         self._recent[index] = self._arrays.concatenate((self._recent[index, 1:], drawn[:, None]), axis=1)
 
     def _take_history(self, slot: int, prompt_length: int, tokens: Int32s) -> None:

@@ -17,7 +17,10 @@ __all__ = ["MappedFile"]
 
 
 class MappedFile:
-    """Views of it keep the mapping alive. `kind` is what the file should be, for the error. Raises ModelError when the file cannot be opened or is empty."""
+    """Views of it keep the mapping alive. `kind` is what the file should be, for the error.
+
+    Raises ModelError when the file cannot be opened or is empty.
+    """
 
     def __init__(self, path: Path, kind: str) -> None:
         self.path = path

@@ -249,9 +249,10 @@ class GenerateRunner(Generic[A]):
             first = int(np.searchsorted(rows.host_wanted, starts[row])) if rows.host_wanted.size else starts[row]
             for at in range(0, count, _LOGITS_CHUNK):
                 size = min(_LOGITS_CHUNK, count - at)
-                logits = self._executor.compute_logits(hidden[first + at : first + at + size])
+                some = hidden[first + at : first + at + size]
                 targets = on_device["prompt_targets"][done + at : done + at + size]
-                parts.append(self._arrays.kernels.gather_logprobs(logits, targets, width))
+                # Logits have no name here: those of one chunk are gone before the next's are made.
+                parts.append(self._arrays.kernels.gather_logprobs(self._executor.compute_logits(some), targets, width))
             done += count
         columns = [self._arrays.concatenate(column, axis=0) for column in zip(*parts, strict=True)]
         return np.array(spans, np.int32), self._arrays.fetch(columns)

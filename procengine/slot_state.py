@@ -49,12 +49,12 @@ class SlotState(Generic[A]):
             self._update_slots(host["slot_rows"], on_device["slot_rows"])
         if host["block_updates"].size:
             slots, indices, blocks = (on_device["block_updates"][at::BLOCK_UPDATE_WIDTH] for at in range(3))
-            self.block_tables[slots, indices] = blocks
+            self.block_tables[self._arrays.widen(slots), self._arrays.widen(indices)] = blocks
 
     def resolve_tokens(self, input_ids: A) -> A:
         """int32 [n] token ids, with each -1 - slot replaced by that slot's last token."""
         is_reference = input_ids < 0
-        slots = self._arrays.where(is_reference, -1 - input_ids, 0)
+        slots = self._arrays.widen(self._arrays.where(is_reference, -1 - input_ids, 0))
         return self._arrays.where(is_reference, self.last_tokens[slots], input_ids)
 
     def _update_slots(self, host_rows: NDArray[np.int32], device_rows: A) -> None:
@@ -67,7 +67,7 @@ class SlotState(Generic[A]):
             found: A = device_rows[_COLUMN[name] :: len(SLOT_ROW)]
             return found
 
-        slots = column("slot")
+        slots = self._arrays.widen(column("slot"))
         self.top_k[slots] = column("top_k")
         for at, name in enumerate(_REALS):
             self.reals[slots, at] = self._arrays.as_floats(column(name))

@@ -271,10 +271,8 @@ class Supervisor:
         child = self._children.find("worker", rank)
         if child is None or child.epoch != epoch or not child.is_alive:
             return
-        timeout_s = self._config.group.step_timeout_s
-        write_log(
-            f"procengine: {child.name} (pid {child.pid}) has made no progress for {timeout_s:g} s; its threads:\n"
-        )
+        idle = f"has made no progress for {self._config.group.step_timeout_s:g} s"
+        write_log(f"procengine: {child.name} (pid {child.pid}) {idle}; its threads:\n")
         child.dump_stacks()
         self._loop.call_at(time.monotonic() + _DUMP_S, child.kill)  # its pidfd says so to `_on_death`
 

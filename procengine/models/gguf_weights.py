@@ -56,7 +56,7 @@ _PERMUTED_ARCHITECTURES = ("llama",)
 
 _PANEL = 32  # rows that packed matrices keep together: two threads that pack chunks do not meet in one
 
-_CHUNK_ELEMENTS = 1 << 20  # decode piecewise: the float32 intermediate stays in cache and memory does not peak
+_CHUNK_ELEMENTS = 1 << 18  # decode piecewise: the float32 intermediates stay in cache and memory does not peak
 
 
 class GGUFWeights:

@@ -22,7 +22,7 @@ __all__ = ["SafetensorsWeights"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 _READABLE: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "BF16": BFLOAT16,

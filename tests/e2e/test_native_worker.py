@@ -19,7 +19,7 @@ from tests.e2e.tiny_prompts import TinyCase, random_prompts
 pytestmark = pytest.mark.skipif(not library.is_available(), reason="the native library is not built")
 
 _OPTIONS: dict[str, Any] = {"device": "cpu", "kernels": "native", "threads": 1, "max_num_seqs": 8, "num_blocks": 128}
-_CHOICES = ["the cat", "the dog"]
+_CHOICES = ("the cat", "the dog")
 
 
 def loaded_libraries(group: RunningGroup) -> set[str]:

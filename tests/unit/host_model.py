@@ -3,6 +3,8 @@ agrees with to the last token."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -39,9 +41,9 @@ class HostModel:
     def encode(
         self, input_ids: HostArray, positions: HostArray, query_start_loc: HostArray, max_query_len: int
     ) -> HostArray:
-        tensors = (torch.from_numpy(array) for array in (input_ids, positions, query_start_loc))
+        own, at, bounds = (torch.from_numpy(array) for array in (input_ids, positions, query_start_loc))
         with torch.inference_mode():
-            hidden: HostArray = self._model.encode(*tensors, max_query_len).numpy()
+            hidden: HostArray = self._model.encode(own, at, bounds, max_query_len).numpy()
         return hidden
 
 
@@ -52,11 +54,11 @@ class HostExecutor:
         self._executor = executor
 
     def forward(self, batch: ForwardBatch[HostArray]) -> HostArray:
-        own = {name: torch.from_numpy(getattr(batch, name)) for name in _ON_DEVICE}
+        own: dict[str, Any] = {name: torch.from_numpy(getattr(batch, name)) for name in _ON_DEVICE}
+        own |= {name: getattr(batch, name) for name in ("num_decode_rows", "max_query_len", "max_seq_len")}
         wanted = None if batch.wanted is None else torch.from_numpy(batch.wanted)
-        limits = (batch.num_decode_rows, batch.max_query_len, batch.max_seq_len)
         with torch.inference_mode():
-            hidden: HostArray = self._executor.forward(ForwardBatch(**own, **_named(limits), wanted=wanted)).numpy()
+            hidden: HostArray = self._executor.forward(ForwardBatch(**own, wanted=wanted)).numpy()
         return hidden
 
     def compute_logits(self, hidden: HostArray) -> HostArray:
@@ -65,13 +67,10 @@ class HostExecutor:
         return logits
 
     def greedy_tokens(self, hidden: HostArray) -> NDArray[np.int32]:
-        return self.compute_logits(hidden).argmax(axis=1).astype(np.int32)
+        tokens: NDArray[np.int32] = self.compute_logits(hidden).argmax(axis=1).astype(np.int32)
+        return tokens
 
     def sample(
         self, logits: HostArray, columns: SamplingColumns[HostArray], features: SamplingFeatures
     ) -> NDArray[np.int32]:
         return sample(logits, columns, features)
-
-
-def _named(limits: tuple[int, int, int]) -> dict[str, int]:
-    return dict(zip(("num_decode_rows", "max_query_len", "max_seq_len"), limits, strict=True))

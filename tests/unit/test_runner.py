@@ -141,7 +141,7 @@ def add_sampled(engine: Engine) -> Engine:
     for seed, (features, values) in enumerate(filters):
         for prompt in PROMPTS:
             engine.add(prompt, 20, RowSampling(seed, 0.9, features=features | RANDOM, **values))
-    penalties = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2}
+    penalties: dict[str, Any] = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2}
     engine.add(PROMPTS[0], 30, RowSampling(7, 0.8, features=RANDOM | PENALTIES, **penalties), num_prompt_logprobs=3)
     rules = RowRules(logit_bias=((11, 2.0), (12, -3.0)), bad_words=((5, 6), (7,)))
     sampling = RowSampling(8, 1.1, features=RANDOM | BIAS | BAD_WORDS | TOP_K, top_k=9, num_logprobs=4)

@@ -71,7 +71,7 @@ def unpacked(config: ModelConfig, decoder: Decoder) -> LlamaWeights:
     def whole(*parts: PackedMatrix) -> Tensor:
         return torch.cat([torch.from_numpy(part.unpack()) for part in parts])
 
-    def vector(values: NDArray[np.float32] | None) -> Tensor | None:
+    def vector(values: NDArray[np.float32] | None) -> Any:
         return None if values is None else torch.from_numpy(values)
 
     layers = [
