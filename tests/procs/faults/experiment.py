@@ -111,8 +111,12 @@ class Experiment:
                     self.recovery_s = time.monotonic() - self._struck_s
                     load.expect_exact()
                 elif cell.outcome == "lost":
-                    assert load is not None
-                    load.expect_lost()
+                    if load is None and cell.fault != "SIGKILL":
+                        load = self._make_idle_load(raw)  # it strikes when there is something to do
+                    if load is not None:
+                        load.expect_lost()
+                    pid = before[self._process]
+                    wait_until(lambda: find_group(group.name).pids[self._process] != pid, "a successor")
                     load = self._make_idle_load(raw)
                     load.wait_moved(dict.fromkeys(load.names, 0))
                     self.recovery_s = time.monotonic() - self._struck_s

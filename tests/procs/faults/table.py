@@ -24,7 +24,7 @@ _OUTCOMES: Final = """
             starting   idle    prefill  decode  multi-step  draining  restarting
 worker      no-start   exact   exact    exact   exact       exact     exact
 output      no-start   exact   exact    exact   exact       exact     exact
-frontend    no-start   exact   lost     lost    lost        told      lost
+frontend    no-start   lost    lost     lost    lost        told      lost
 supervisor  gone       gone    gone     gone    gone        gone      -
 metrics     no-start   exact   exact    exact   exact       exact     exact
 """
