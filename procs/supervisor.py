@@ -87,6 +87,7 @@ class Supervisor:
         self._end_askers: list[bytes] = []
         port = config.metrics.port
         self._listener = None if port is None else listen(config.metrics.host, port, "metrics_port")
+        self._urls = {"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
         self._children = Children(config, self._control, self._listener.fileno() if self._listener else None)
@@ -152,10 +153,9 @@ class Supervisor:
             _say({"event": "restarted", "process": child.name, "pid": child.pid})
 
     def _describe(self) -> dict[str, Any]:
-        urls = {"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}
         is_private = self._launcher_fd is not None
         return {
-            **describe_group(self._config, self._children, self._facts, urls, is_private=is_private),
+            **describe_group(self._config, self._children, self._facts, self._urls, is_private=is_private),
             "ready_s": round(time.monotonic() - self._started_s, 2),
         }
 
@@ -324,6 +324,7 @@ class Supervisor:
         self._loop.call_at(child.started_s + self._config.group.start_timeout_s, lambda: self._kill_if_late(child))
 
     def _kill_if_late(self, child: ChildProcess) -> None:
+        """A successor that hangs in its start is replaced like one that has died there."""
         if not child.is_ready and child.is_alive:
             timeout_s = self._config.group.start_timeout_s
             write_log(f"procengine: {child.name} (pid {child.pid}) did not become ready within {timeout_s:g} s\n")

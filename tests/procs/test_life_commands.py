@@ -50,7 +50,7 @@ def restart(group: Served, process: str, *options: object) -> str:
 @pytest.mark.parametrize(
     ("process", "options"),
     [
-        ("worker-0", ("--async-depth", "3", "--decode-steps", "4")),
+        pytest.param("worker-0", ("--async-depth", "3", "--decode-steps", "4"), marks=pytest.mark.slow),
         ("worker-0", ("--workers", "2")),
         ("output", ("--async-depth", "2")),
     ],
@@ -59,10 +59,10 @@ def restart(group: Served, process: str, *options: object) -> str:
 def test_no_stream_notices_a_restart(
     serve: Callable[..., Served], model: Path, process: str, options: tuple[str, ...]
 ) -> None:
-    """More often than deaths would be allowed."""
-    group = serve(*SLOW, *options, "--max-restarts", "1")
+    """Although no death would be allowed."""
+    group = serve(*SLOW, *options, "--max-restarts", "0")
     with RawClient(group.endpoint, drops_repeats=True) as raw:
-        for round_ in range(3):
+        for round_ in range(2):
             before = current_pids(group)
             names = [f"{round_} {number}" for number in range(8)]
             for number, name in enumerate(names):
@@ -80,6 +80,7 @@ def test_no_stream_notices_a_restart(
     assert "has ended as it was asked to" in group.log and "was killed" not in group.log
 
 
+@pytest.mark.slow
 def test_a_restarted_worker_leaves_its_requests_to_the_other_at_once(serve: Callable[..., Served]) -> None:
     group = serve(*SLOW, "--workers", "2")
     with RawClient(group.endpoint) as raw:
@@ -117,6 +118,7 @@ def test_the_frontend_finishes_what_runs_while_new_requests_wait(serve: Callable
     assert {role for role, pid in current_pids(group).items() if pid != before[role]} == {"frontend"}
 
 
+@pytest.mark.slow
 def test_a_frontend_that_cannot_finish_in_time_stays(serve: Callable[..., Served]) -> None:
     group = serve(*SLOW)
     before = current_pids(group)
@@ -158,6 +160,7 @@ def test_drain_waits_for_what_runs_and_says_so(serve: Callable[..., Served]) -> 
         expect_exact(raw, names)
 
 
+@pytest.mark.slow
 def test_drain_with_little_time_aborts_and_counts(serve: Callable[..., Served]) -> None:
     group = serve("--mock-step-ms", "20")
     with RawClient(group.endpoint) as raw:
@@ -173,6 +176,7 @@ def test_drain_with_little_time_aborts_and_counts(serve: Callable[..., Served]) 
     assert "timeout" in command("drain", group.name, "--timeout", "-1").stderr
 
 
+@pytest.mark.slow
 def test_drain_of_a_group_that_is_killed_meanwhile_is_an_error(serve: Callable[..., Served]) -> None:
     group = serve("--mock-step-ms", "50", "--drain-timeout", "60")
     with RawClient(group.endpoint) as raw:
@@ -212,6 +216,7 @@ def test_a_hung_worker_is_not_healthy(serve: Callable[..., Served], tmp_path: Pa
         assert "stuck" in row and "NO" in row
 
 
+@pytest.mark.slow
 def test_a_stopped_process_and_a_stopped_supervisor_are_not_live(serve: Callable[..., Served]) -> None:
     group = serve()
     with group.paused("output"):
@@ -228,6 +233,7 @@ def test_a_stopped_process_and_a_stopped_supervisor_are_not_live(serve: Callable
     assert command("health", "nowhere").returncode == 1
 
 
+@pytest.mark.slow
 def test_a_group_whose_worker_is_being_restarted_is_healthy_if_it_has_another(serve: Callable[..., Served]) -> None:
     group = serve("--workers", "2", "--step-timeout", "20")
     kill(group, "worker-1")
