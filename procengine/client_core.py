@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
@@ -116,7 +117,7 @@ class Pending:
     def raise_error(self) -> None:
         """Raise what ended this, if an error did. A new exception each time: several threads may raise the same one."""
         if self.error is not None:
-            raise type(self.error)(str(self.error))
+            raise copy(self.error)
 
 
 class ClientCore:
@@ -313,7 +314,7 @@ class ClientCore:
             self._end(question, _version_error(message))
 
     def _take_rejection(self, message: Rejected) -> None:
-        error = error_from_code(message.code, message.message)
+        error = error_from_code(message.code, message.message, message.retry_after_s)
         if not message.request_id:
             self.fail_all(error)
             return
@@ -346,7 +347,7 @@ class ClientCore:
 
     def _raise_if_dead(self) -> None:
         if self._death is not None:
-            raise type(self._death)(str(self._death))
+            raise copy(self._death)
 
     def _check_id(self, request_id: str) -> str:
         if self._is_taken(request_id):

@@ -72,6 +72,7 @@ class Frontend:
         if self._steps is None:
             return
         self._steps.pump()
+        self._door.settle()
         if self._door.is_draining and not self._has_drained and self._is_all_delivered:
             self._has_drained = True
             self._child.control.send(encode(Drained()))
