@@ -139,7 +139,7 @@ with Client(sys.argv[1]) as client:
 def test_a_client_that_slept_through_a_restart_of_the_output_process_hears_that_it_lost(
     serve: Callable[..., Served],
 ) -> None:
-    group = serve("--mock-step-ms", 2)
+    group = serve("--mock-step-ms", 10)  # 20 s for its 2000 tokens: it ends by being ended
     process = subprocess.Popen([sys.executable, "-c", _STREAMING_CLIENT, group.endpoint], stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
@@ -148,7 +148,7 @@ def test_a_client_that_slept_through_a_restart_of_the_output_process_hears_that_
         old = group.pids["output"]
         kill(group, "output")
         wait_restarted(group, old, "output")
-        expect_idle(group, 30)
+        expect_idle(group, 18)
         os.kill(process.pid, signal.SIGCONT)
         *_, last = process.stdout.read().splitlines()
         assert last.startswith(b"EngineDeadError the output process was restarted, and this client was not there"), last
