@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from procengine.errors import OverloadedError
 from procengine.messages import Admitted, EmbedResult, Finish, Register, Replay, StepResult, encode
 from procengine.output_ledger import LedgerEntry, OutputLedger
+from procengine.output_suspects import OutputSuspects
 from procengine.pipeline import AnyRequest, Applied, Pipeline, PlannedStep
 from procengine.recent_results import RecentResults, first_logprob_positions
 from procengine.workflows.parts import FrontendParts
@@ -50,7 +51,9 @@ class _Placed:
 class Engine:
     """Requests in, steps out; results in, ends out."""
 
-    def __init__(self, parts: Mapping[str, FrontendParts], pipelines: list[Pipeline], facts: ModelFacts) -> None:
+    def __init__(
+        self, parts: Mapping[str, FrontendParts], pipelines: list[Pipeline], facts: ModelFacts, first_key: int = 0
+    ) -> None:
         self.pipelines = pipelines
         self.facts = facts
         self._parts = parts
@@ -60,7 +63,8 @@ class Engine:
         self.num_waiting_tokens = 0
         self.num_ended = 0
         self._ledger = OutputLedger()
-        self._num_accepted = 0
+        self._next_key = first_key
+        self._suspects = OutputSuspects()
 
     @property
     def num_unfinished(self) -> int:
@@ -107,10 +111,10 @@ class Engine:
             OverloadedError: too many tokens wait already. An empty queue takes any prompt that can run.
         """
         parts = self._parts[workflow]
-        identity = RequestIdentity(self._num_accepted, client, request_id, seed)
+        identity = RequestIdentity(self._next_key, client, request_id, seed)
         requests = parts.accept(body, prepared, self.facts, identity)
         self._check_waiting_tokens(sum(len(request.token_ids) for request in requests))
-        self._num_accepted += len(requests)
+        self._next_key += len(requests)
         pipeline = self._choose_pipeline(workflow, requests[0])  # choices share the prompt's blocks
         for request in requests:
             pipeline.planners[workflow].add(request)
@@ -152,14 +156,14 @@ class Engine:
             self._forget(request)
         return applied
 
-    def lose_worker(self, rank: int) -> list[Finish]:
-        """A worker is gone: its requests go on, from what they have, on the other workers or, if there is none, on its
-        successor. One at whose same place two workers died goes on alone until it is past that; if a third one dies
-        there, it ends. Returns the ends.
+    def lose_worker(self, rank: int, epoch: int) -> list[Finish]:
+        """The worker of this epoch is gone: its requests go on, from what they have, on the other workers or, if there
+        is none, on its successor. One at whose same place two workers died goes on alone until it is past that; if a
+        third one dies there, it ends. Returns the ends.
         """
         ends: list[Finish] = []
         lost = self.pipelines[rank]
-        for workflow, request in lost.lose_worker():
+        for workflow, request in lost.lose_worker(epoch):
             if request.num_worker_deaths > _MAX_WORKER_DEATHS:
                 self._forget(request)
                 request.is_finished = True
@@ -176,6 +180,16 @@ class Engine:
         """A successor is ready. One of an epoch that is over already is not heard."""
         pipeline = self.pipelines[rank]
         pipeline.is_up |= pipeline.epoch == epoch
+
+    def blame_for_output_death(self, key: int) -> None:
+        """The output process died while it was at work on this request (-1: on none). One that is taken for the cause
+        ends, and the next output process is not told what is in it.
+        """
+        if not self._suspects.blame(key):
+            return
+        finish = Finish(key, "error", "the output process died again and again while it was at work on this request")
+        self.end(key, "error", finish.error)
+        self._ledger.condemn(finish)
 
     def resume_output(self, recent: RecentResults) -> Iterator[bytes | tuple[bytes, bytes]]:
         """The output process is gone, and has told its clients nobody knows how much: all that its successor must be
@@ -288,6 +302,9 @@ def _retold(
 ) -> Iterator[bytes]:
     """One request from its beginning. Tokens whose log probabilities are still known come with those, not here."""
     yield entry.registered
+    if entry.is_condemned and entry.finish is not None:
+        yield encode(entry.finish)  # now: what results may still show of it is nobody's then
+        return
     if (admitted := entry.admitted(key)) is not None:
         yield encode(admitted)
     end = first_known.get(key) if entry.wants_logprobs else None

@@ -25,6 +25,7 @@ __all__ = [
     "SocketReader",
     "bind",
     "connect",
+    "disconnects_of",
     "has_message",
     "make_context",
     "monitor",
@@ -91,6 +92,12 @@ def connect(
         socket.setsockopt(zmq.IDENTITY, identity)
     socket.connect(endpoint)
     return socket
+
+
+def disconnects_of(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """A socket that gets a message whenever `socket`, which has connected somewhere, loses its connection."""
+    monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    return monitor
 
 
 def _make(context: zmq.Context[zmq.Socket[bytes]], kind: int, max_message_bytes: int) -> zmq.Socket[bytes]:

@@ -34,6 +34,7 @@ from procengine.messages import (
     Finish,
     GetStats,
     Hello,
+    Received,
     Rejected,
     Stats,
     Submit,
@@ -45,7 +46,7 @@ from procengine.procs.client_listener import ClientListener
 from procengine.procs.output_link import OutputLink
 from procengine.procs.request_deadlines import RequestDeadlines
 from procengine.procs.step_pump import StepPump
-from procengine.profiling.records import REJECT_CODES, RecordKind, id_words
+from procengine.profiling.records import RecordKind, id_words, reject_number
 from procengine.profiling.span_ring import SpanWriter
 from procengine.recent_clients import RecentClients
 from procengine.structured.compiler import GrammarCompiler
@@ -68,7 +69,7 @@ _NO_ROOM_RETRY_S = 1.0  # clients stay as long as they like: nobody can tell whe
 
 
 class ClientDoor:
-    """It answers from the start, and takes requests from `open` to `start_drain`; `pump` is called when some came."""
+    """It takes requests from `open` to `start_drain`; what comes before waits. `pump` is called when some came."""
 
     def __init__(
         self,
@@ -108,12 +109,13 @@ class ClientDoor:
             max_unread=_MAX_UNREAD,
         )
         self._socket = self._listener.socket
-        self._reader = ipc.SocketReader(loop, self._socket, self._on_message, pump, _BURST)
+        self._reader: ipc.SocketReader | None = None  # they wait until there is somebody to run requests
 
     def open(self, engine: Engine, steps: StepPump) -> None:
         """From here on there is somebody to run requests."""
         self._engine, self._steps = engine, steps
         self._deadlines.open(engine)
+        self._reader = ipc.SocketReader(self._loop, self._socket, self._on_message, self._pump, _BURST)
 
     def settle(self) -> None:
         """To be called after each change: what has ended makes room, and needs no deadline."""
@@ -153,8 +155,8 @@ class ClientDoor:
             self._reject(client, "", ProtocolError(f"message: not a message of this protocol: {error}"))
             return
         match message:
-            case Hello(version):
-                self._welcome(client, version)
+            case Hello():
+                self._welcome(client, message)
             case Submit():
                 self._on_submit(client, message, len(data))
             case Abort(request_id):
@@ -162,9 +164,9 @@ class ClientDoor:
             case GetStats(reset):
                 self._on_get_stats(client, reset=reset)
 
-    def _welcome(self, client: bytes, version: int) -> None:
-        if version != PROTOCOL_VERSION:
-            text = f"version: this group speaks protocol {PROTOCOL_VERSION}, the client {version}"
+    def _welcome(self, client: bytes, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            text = f"version: this group speaks protocol {PROTOCOL_VERSION}, the client {hello.version}"
             self._reject(client, "", ProtocolError(text))
             return
         config, engine = self._child.config, self._engine
@@ -186,6 +188,8 @@ class ClientDoor:
                 config.model.workflows,
                 config.limits.max_request_bytes,
                 config.model.tool_call_parser,
+                self._child.epoch,
+                hello.mark,
             ),
         )
 
@@ -207,6 +211,8 @@ class ClientDoor:
 
     def _on_submit(self, client: bytes, message: Submit, num_bytes: int) -> None:
         received_ns = time.monotonic_ns()
+        if message.epoch not in (-1, self._child.epoch):
+            self._send(client, Received(message.request_id, self._child.epoch))
         try:
             self._check_client(client)
             body = self._check(client, message, num_bytes)
@@ -224,8 +230,7 @@ class ClientDoor:
 
     def _check(self, client: bytes, message: Submit, num_bytes: int) -> Any:
         engine, owner = self._engine, (client, message.request_id)
-        if engine is None:
-            raise OverloadedError("the group is still starting; try again later")
+        assert engine is not None
         if self._is_draining:
             raise ShuttingDownError("the group is shutting down and takes no new requests")
         return self._admission.check(
@@ -311,21 +316,22 @@ class ClientDoor:
 
     def _reject(self, client: bytes, request_id: str, error: ProcengineError) -> None:
         now_ns = time.monotonic_ns()
-        self._spans.record(_REQUEST_REJECTED, self._num_rejected, now_ns, REJECT_CODES.index(error.code))
+        self._spans.record(_REQUEST_REJECTED, self._num_rejected, now_ns, reject_number(error.code))
         self._num_rejected += 1
         retry_after_s = 0.0
         if isinstance(error, OverloadedError):
             retry_after_s = error.retry_after_s or self._rate.seconds_for(1, now_ns)
         self._send(client, Rejected(request_id, error.code, str(error), round(retry_after_s, 3)))
 
-    def _send(self, client: bytes, message: Welcome | Rejected | Stats) -> None:
+    def _send(self, client: bytes, message: Welcome | Received | Rejected | Stats) -> None:
         sending = ipc.try_send_routed(self._socket, client, encode(message))
         if sending is not ipc.Sending.SENT:
             self._clients.discard(client)
         if sending is ipc.Sending.FULL and self._engine is not None:  # it asks and asks, and reads no answer
             for finish in self._engine.abort_client(client):
                 self._to_output.send(finish)
-        self._reader.poke()
+        if self._reader is not None:
+            self._reader.poke()
 
 
 def _tokenize_queue(child: Child, loop: asyncio.AbstractEventLoop) -> TokenizeQueue:

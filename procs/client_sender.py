@@ -18,6 +18,7 @@ from procengine.messages import (
     PROTOCOL_VERSION,
     UNREADABLE,
     Attached,
+    Lost,
     Outputs,
     Rejected,
     decode_from_output_peer,
@@ -107,9 +108,10 @@ class ClientSender:
             self._arm()
         self._reader.poke()
 
-    def say(self, client: bytes, message: Rejected) -> None:
-        """A last word, to whoever hears it."""
+    def say(self, client: bytes, message: Rejected | Lost) -> None:
+        """A word that some may not hear: they are gone, or do not read."""
         ipc.send_routed(self._socket, client, encode(message))
+        self._reader.poke()
 
     def shorten(self) -> None:
         """The group is ending: nobody is waited for much longer."""

@@ -22,6 +22,7 @@ from procengine.messages import (
     Delivered,
     Drain,
     Drained,
+    FrontendLost,
     OutputLost,
     Query,
     Resume,
@@ -36,10 +37,12 @@ from procengine.messages import (
     decode_from_worker,
     encode,
 )
+from procengine.numbering import epoch_of, first_number
 from procengine.pipeline import Pipeline
 from procengine.procs.client_door import ClientDoor
 from procengine.procs.output_link import OutputLink
 from procengine.procs.step_pump import StepPump
+from procengine.procs.worker_links import WorkerLinks
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.workflows.parts import FrontendParts, load_frontend_parts
 from procengine.workflows.prompt import ModelFacts
@@ -56,16 +59,19 @@ class Frontend:
         self._on_end = on_end
         self._parts = {name: load_frontend_parts(name) for name in child.config.model.workflows}
         self._spans = child.spans.writer("loop")
-        self._num_blocks_by_rank: dict[int, int] = {}
+        self._ready_by_rank: dict[int, WorkerReady] = {}
         self._engine: Engine | None = None  # these two exist once all workers have said how many blocks they hold
         self._steps: StepPump | None = None
         self._has_drained = False
+        self._to_workers = WorkerLinks(child)
         self._to_output = OutputLink(child)
         self._door = ClientDoor(child, loop, self._parts, self._to_output, self._spans, self._pump)
         results = ipc.bind(child.context, zmq.PULL, child.endpoint("results"))
         from_output = ipc.bind(child.context, zmq.PULL, child.endpoint("feedback"))
         self._results = ipc.SocketReader(loop, results, self._on_result, self._pump)
         self._feedback = ipc.SocketReader(loop, from_output, self._on_feedback, self._pump)
+        if child.epoch:
+            self._to_workers.begin(child.epoch)
         self._control = ipc.SocketReader(loop, child.control, self._on_control)
 
     def _pump(self) -> None:
@@ -90,39 +96,44 @@ class Frontend:
         header = decode_from_worker(frames[0])
         if isinstance(header, WorkerReady):
             self._on_worker_ready(header)
-        else:
+        elif epoch_of(header.step_id) == self._child.epoch:  # else of a step that our predecessor sent
             assert self._steps is not None
             self._steps.take_result(header, frames, received_ns)
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:
         if self._engine is not None:
+            self._on_worker_lost(ready.rank, ready.epoch - 1)  # nobody may have said so yet
             self._engine.restore_worker(ready.rank, ready.epoch)
             return
-        self._num_blocks_by_rank[ready.rank] = ready.num_blocks
-        if len(self._num_blocks_by_rank) < self._child.config.worker.num_workers:
-            return
-        pipelines = [
-            _make_pipeline(self._child, self._parts, rank, ready.epoch, count)
-            for rank, count in sorted(self._num_blocks_by_rank.items())
-        ]
-        smallest = min(self._num_blocks_by_rank.values())
-        self._engine = Engine(self._parts, pipelines, _model_facts(self._child, smallest))
+        known = self._ready_by_rank.get(ready.rank, ready)
+        self._ready_by_rank[ready.rank] = max(known, ready, key=lambda one: one.epoch)
+        if len(self._ready_by_rank) == self._child.config.worker.num_workers:
+            self._open_engine([one for _, one in sorted(self._ready_by_rank.items())])
+
+    def _open_engine(self, workers: list[WorkerReady]) -> None:
+        """All workers have said how many blocks they hold: clients are served from here on."""
+        child, counts = self._child, [worker.num_blocks for worker in workers]
+        pipelines = [_make_pipeline(child, self._parts, worker) for worker in workers]
+        self._engine = Engine(self._parts, pipelines, _model_facts(child, min(counts)), first_number(child.epoch))
         self._steps = StepPump(
-            self._child, self._loop, self._engine, self._to_output, self._spans, self._tell_supervisor
+            child, self._loop, self._engine, self._to_workers, self._to_output, self._spans, self._tell_supervisor
         )
         self._door.open(self._engine, self._steps)
-        self._child.say_ready({"num_blocks": sum(self._num_blocks_by_rank.values())})
+        child.say_ready({"num_blocks": sum(counts)})
 
-    def _on_worker_lost(self, rank: int) -> None:
+    def _on_worker_lost(self, rank: int, epoch: int) -> None:
         self._results.drain()
         if self._steps is not None:
-            self._steps.lose_worker(rank)
+            self._steps.lose_worker(rank, epoch)
             self._pump()
+        elif rank in self._ready_by_rank and self._ready_by_rank[rank].epoch <= epoch:
+            del self._ready_by_rank[rank]
 
     # --- output process
 
     def _on_feedback(self, frames: list[bytes]) -> None:
-        assert self._engine is not None
+        if self._engine is None:
+            return  # about requests of our predecessor
         match decode_from_output(frames[0]):
             case TextStop(key):
                 self._engine.end(key, "stop")
@@ -136,10 +147,12 @@ class Frontend:
                 self._results.drain()  # what was lost on its way there is here, and brings more than tokens
                 self._to_output.send(self._engine.resync(key, position))
 
-    def _on_output_lost(self, epoch: int) -> None:
+    def _on_output_lost(self, epoch: int, key: int) -> None:
         self._feedback.drain()
         self._results.drain()
-        assert self._steps is not None  # before the group is ready, a death is its end
+        if self._engine is None or self._steps is None:
+            return  # it is said again when there is an engine
+        self._engine.blame_for_output_death(key)
         self._to_output.connect_again()
         self._steps.retell()
         self._to_output.send(Resume(epoch + 1))
@@ -153,10 +166,12 @@ class Frontend:
                 state = "draining" if self._door.is_draining else "ready" if self._engine else "starting"
                 depth = (self._engine.num_unfinished if self._engine else 0) + self._door.num_tokenizing
                 self._tell_supervisor(ChildStats(query_id, state, depth))
-            case WorkerLost(rank):
-                self._on_worker_lost(rank)
-            case OutputLost(epoch):
-                self._on_output_lost(epoch)
+            case WorkerLost(rank, epoch):
+                self._on_worker_lost(rank, epoch)
+            case OutputLost(epoch, key):
+                self._on_output_lost(epoch, key)
+            case FrontendLost():
+                pass  # before us
             case Drain(timeout_s):
                 self._door.start_drain()
                 self._loop.call_later(timeout_s, self._abort_all)
@@ -176,14 +191,14 @@ class Frontend:
         self._pump()
 
 
-def _make_pipeline(child: Child, parts: dict[str, FrontendParts], rank: int, epoch: int, num_blocks: int) -> Pipeline:
+def _make_pipeline(child: Child, parts: dict[str, FrontendParts], worker: WorkerReady) -> Pipeline:
     scheduler, cache = child.config.scheduler, child.config.cache
     limits = SchedulerLimits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=scheduler.max_model_len,
         block_size=cache.block_size,
-        num_blocks=num_blocks,
+        num_blocks=worker.num_blocks,
         enable_chunked_prefill=scheduler.enable_chunked_prefill,
         enable_prefix_caching=cache.enable_prefix_caching,
         is_priority_policy=scheduler.policy == "priority",
@@ -191,7 +206,11 @@ def _make_pipeline(child: Child, parts: dict[str, FrontendParts], rank: int, epo
         num_speculative_tokens=scheduler.num_speculative_tokens,
     )
     return Pipeline(
-        rank, lambda: {name: part.planner(limits) for name, part in parts.items()}, scheduler.async_depth, epoch
+        worker.rank,
+        lambda: {name: part.planner(limits) for name, part in parts.items()},
+        scheduler.async_depth,
+        worker.epoch,
+        first_number(child.epoch),
     )
 
 

@@ -25,6 +25,7 @@ from procengine.groups import describe
 from procengine.messages import (
     ChildStats,
     Drain,
+    FrontendLost,
     GetStatus,
     OutputLost,
     Query,
@@ -177,7 +178,7 @@ def _obey(child: Child) -> bool:
             child.control.send(encode(ChildStats(query_id, "ready", 0)))
         case Shutdown():
             return False
-        case Drain() | WorkerLost() | OutputLost():  # these are the frontend's business
+        case Drain() | WorkerLost() | OutputLost() | FrontendLost():  # these are the frontend's business
             pass
     return True
 

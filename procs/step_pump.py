@@ -12,14 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import zmq
 
-from procengine import ipc
 from procengine.child import Child
 from procengine.engine import Engine
 from procengine.messages import EmbedResult, StepResult, WorkerHung, encode
 from procengine.pipeline import NextPlan, Pipeline, PlannedStep
 from procengine.procs.output_link import OutputLink
+from procengine.procs.worker_links import WorkerLinks
 from procengine.profiling.records import RecordKind
 from procengine.profiling.span_ring import SpanWriter
 from procengine.recent_results import RecentResults
@@ -43,6 +42,7 @@ class StepPump:
         child: Child,
         loop: asyncio.AbstractEventLoop,
         engine: Engine,
+        to_workers: WorkerLinks,
         to_output: OutputLink,
         spans: SpanWriter,
         say_hung: Callable[[WorkerHung], None],
@@ -50,19 +50,16 @@ class StepPump:
         self._child = child
         self._loop = loop
         self._engine = engine
+        self._to_workers = to_workers
         self._to_output = to_output
         self._spans = spans
         self._say_hung = say_hung
         num_workers = child.config.worker.num_workers
-        self._to_workers = [self._connect(rank) for rank in range(num_workers)]
         self._progress_ns = [0] * num_workers  # when the newest result came, or the first step after a pause was sent
         self._watchdog: asyncio.TimerHandle | None = None
         self._recent_results = RecentResults()
         self._shows_results_until_ns = 0
         self._stats = StepStats()
-
-    def _connect(self, rank: int) -> zmq.Socket[bytes]:
-        return ipc.connect(self._child.context, zmq.PUSH, self._child.endpoint(f"steps-{rank}"))
 
     def pump(self) -> None:
         """Send every step that should be at a worker by now."""
@@ -96,16 +93,17 @@ class StepPump:
             applied.num_tokens,
         )
 
-    def lose_worker(self, rank: int) -> None:
+    def lose_worker(self, rank: int, epoch: int) -> None:
         """Its requests go on elsewhere. What it had sent has been taken in; it is shown to the output process again, as
-        the same bytes may not have got there.
+        the same bytes may not have got there. Nothing happens for an epoch whose end is known.
         """
+        if self._engine.pipelines[rank].epoch > epoch:
+            return
         for frames in self._recent_results.of_worker(rank):
             self._to_output.send_result(frames)
-        self._to_workers[rank].close(linger=0)  # with the steps that nobody will take
-        self._to_workers[rank] = self._connect(rank)
+        self._to_workers.connect_again(rank)
         self._stats.forget(rank)
-        for finish in self._engine.lose_worker(rank):
+        for finish in self._engine.lose_worker(rank, epoch):
             self._to_output.send(finish)
 
     def retell(self) -> None:
@@ -150,7 +148,7 @@ class StepPump:
         encoded_ns = time.monotonic_ns()
         if step.admitted:
             self._announce_admitted(rank, step, encoded_ns)  # before the step: the output process hears of them first
-        ipc.send_frames(self._to_workers[rank], frames)
+        self._to_workers.send(rank, frames)
         sent_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
         self._stats.step_sent(rank, header.step_id, step.is_steady, cpu_ns, sent_ns)
         self._spans.record(

@@ -5,8 +5,8 @@ children's pidfds and logs, signals, and the death pipe of whoever launched it.
 
 Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
 gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
-hears why, and the exit status is 1. Workers and the output process are restarted first, up to a limit; so is the
-metrics process, and after that the group goes on without it.
+hears why, and the exit status is 1. Workers, the output process and the frontend are restarted first, up to a limit; so
+is the metrics process, and after that the group goes on without it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +24,11 @@ import msgspec
 import zmq
 
 from procengine import ipc
-from procengine.child_process import ChildProcess, child_name, cpu_seconds, rss_bytes, write_log
+from procengine.child_process import ChildProcess, write_log
+from procengine.children import Children
 from procengine.config import EngineConfig
 from procengine.errors import ProcengineError
+from procengine.group_status import GroupStatus
 from procengine.http_listener import listen, url_of
 from procengine.messages import (
     UNREADABLE,
@@ -36,20 +36,18 @@ from procengine.messages import (
     Drain,
     Drained,
     Failed,
+    FrontendLost,
     GetStatus,
     OutputLost,
-    ProcessStatus,
-    Query,
     Ready,
     Shutdown,
-    Status,
     WorkerHung,
     WorkerLost,
     decode_from_control_peer,
-    encode,
 )
 from procengine.paths import socket_path
-from procengine.profiling.span_ring import make_arena
+from procengine.poll_loop import PollLoop, Timer
+from procengine.profiling.span_ring import NOBODY, take_noted_key
 from procengine.restart_policy import RestartPolicy
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
 
@@ -59,8 +57,13 @@ _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
 _DUMP_S = 0.5  # for a hung child to write its stacks
-_RESTARTED_ROLES = ("worker", "output", "metrics")
 _OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
+_WHAT_GOES_ON = {
+    "worker": "its requests go on",
+    "output": "its requests go on",
+    "frontend": "its requests are lost; clients send those again that have shown nothing",
+    "metrics": "no request notices",
+}
 
 
 class Supervisor:
@@ -73,100 +76,69 @@ class Supervisor:
         self._signal_fd = signal_fd
         self._state = "starting"
         self._started_s = time.monotonic()
-        self._deadline_s: float | None = self._started_s + config.group.start_timeout_s
         self._error: str | None = None
         self._facts: dict[str, dict[str, int | float | str]] = {}
-        self._stats_by_child: dict[bytes, ChildStats] = {}
-        self._status_peers: list[bytes] = []
-        self._status_deadline_s: float | None = None
-        self._query_id = 0
-        self._restart_limits = (config.group.max_restarts, config.group.restart_window_s)
         self._restart_policies: dict[str, RestartPolicy] = {}
-        self._restarts_due: list[tuple[float, ChildProcess]] = []
-        self._kills_due: list[tuple[float, ChildProcess]] = []
         port = config.metrics.port
         self._listener = None if port is None else listen(config.metrics.host, port, "metrics_port")
-        self._urls = {"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
-        self._death_pipe = os.pipe()  # its write end is never written: children see it close
-        self._children = self._spawn_children()
-        self._handlers: dict[Any, Callable[[], None]] = {}
-        self._poller = zmq.Poller()
+        self._children = Children(config, self._control, self._listener.fileno() if self._listener else None)
+        self._status = GroupStatus(config, self._children, self._control, self._started_s)
+        self._status_timer: Timer | None = None
+        self._loop = PollLoop()
+        self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
         self._watch_everything()
 
     def run(self) -> int:
         """Until the group is gone. Returns the exit status."""
         try:
             while self._state != "gone":
-                for source, _event in self._poller.poll(self._poll_ms()):
-                    handler = self._handlers.get(source)
-                    if handler is not None:
-                        handler()
-                self._check_deadlines()
+                self._loop.run_once()
         finally:
             if self._listener is not None:
                 self._listener.close()
-            for child in self._children:
-                child.kill()
+            self._children.kill_all()
             self._context.destroy(linger=100)
         return 1 if self._error else 0
 
     # --- start
 
-    def _spawn_children(self) -> list[ChildProcess]:
-        ranks = [("worker", rank) for rank in range(self._config.worker.num_workers)]
-        roles = [*ranks, ("frontend", 0), ("output", 0)]  # workers first: they take longest
-        children = [
-            ChildProcess(role, rank, 0, self._config, self._death_pipe[0], self._make_spans(child_name(role, rank)))
-            for role, rank in roles
-        ]
-        if self._config.metrics.is_on:
-            listen_fd = self._listener.fileno() if self._listener else None
-            children.append(
-                ChildProcess("metrics", 0, 0, self._config, self._death_pipe[0], spans_fd=None, listen_fd=listen_fd)
-            )
-        return children
-
-    def _make_spans(self, name: str) -> int | None:
-        """Memory for a child's spans. It is ours, so that it is there when the child is not."""
-        capacity = self._config.profiling.span_records
-        return make_arena(name, capacity) if capacity else None
-
     def _watch_everything(self) -> None:
-        self._watch(self._control, self._on_control)
-        self._watch(self._signal_fd, self._on_signal)
+        self._loop.watch(self._control, self._on_control)
+        self._loop.watch(self._signal_fd, self._on_signal)
         if self._launcher_fd is not None:
-            self._watch(self._launcher_fd, self._on_launcher_gone)
+            self._loop.watch(self._launcher_fd, self._on_launcher_gone)
         for child in self._children:
             self._watch_child(child)
 
     def _watch_child(self, child: ChildProcess) -> None:
-        self._watch(child.pidfd, lambda: self._on_death(child))
-        self._watch(child.log_fd, lambda: self._on_log(child))
-
-    def _watch(self, source: int | zmq.Socket[bytes], handler: Callable[[], None]) -> None:
-        self._handlers[source] = handler
-        self._poller.register(source, zmq.POLLIN if isinstance(source, zmq.Socket) else select.POLLIN)
-
-    def _unwatch(self, source: int) -> None:
-        if self._handlers.pop(source, None):
-            self._poller.unregister(source)
-
-    def _child(self, role: str, rank: int) -> ChildProcess | None:
-        return next((c for c in self._children if (c.role, c.rank) == (role, rank)), None)
+        self._loop.watch(child.pidfd, lambda: self._on_death(child))
+        self._loop.watch(child.log_fd, lambda: self._on_log(child))
 
     def _on_ready(self, child: ChildProcess, message: Ready) -> None:
         child.is_ready = True
         self._facts[child.name] = message.facts
-        if self._state == "starting" and all(c.is_ready for c in self._children):
-            self._state, self._deadline_s = "ready", None
+        if self._state == "starting" and self._children.all_ready:
+            self._state = "ready"
+            self._deadline.cancel()
             description = self._describe()
             write_description(self._run_dir, description)
             _say({"event": "ready", **description})
         elif child.epoch:
+            self._tell_news(child)
             write_description(self._run_dir, self._describe())
             _say({"event": "restarted", "process": child.name, "pid": child.pid})
+
+    def _tell_news(self, child: ChildProcess) -> None:
+        """What was said while it was not there to hear. To hear it twice does no harm."""
+        frontend, output = self._children.find("frontend"), self._children.find("output")
+        if child is output and frontend is not None and frontend.epoch:
+            self._children.send_to(child, FrontendLost(frontend.epoch - 1, "the frontend died"))
+        elif child is frontend:
+            for other in self._children:
+                if other.epoch and other.role in ("worker", "output"):
+                    self._children.send_to(child, _loss_of(other, other.epoch - 1))
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -174,9 +146,9 @@ class Supervisor:
             "endpoint": socket_path(self._run_dir, "frontend"),
             "control": socket_path(self._run_dir, "control"),
             "model": self._config.model.name,
-            "pids": {"supervisor": os.getpid(), **{child.name: child.pid for child in self._children}},
+            "pids": {"supervisor": os.getpid(), **self._children.pids},
             "num_blocks": self._facts["frontend"]["num_blocks"],
-            **self._urls,
+            **({"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}),
             "worker": {key: value for key, value in self._facts["worker-0"].items() if key != "num_blocks"},
             "is_private": self._launcher_fd is not None,
             "ready_s": round(time.monotonic() - self._started_s, 2),
@@ -193,9 +165,9 @@ class Supervisor:
             except UNREADABLE:
                 continue  # not of this protocol; no child of ours sends such a thing
             match message:
-                case Ready(role, rank) if child := self._child(role, rank):
+                case Ready(role, rank) if child := self._children.find(role, rank):
                     self._on_ready(child, message)
-                case Failed(role, rank, text, _) if child := self._child(role, rank):
+                case Failed(role, rank, text, _) if child := self._children.find(role, rank):
                     child.failure = text
                 case Ready() | Failed():
                     pass  # of nobody we know
@@ -204,9 +176,20 @@ class Supervisor:
                 case WorkerHung(rank, epoch):
                     self._on_hang(rank, epoch)
                 case GetStatus():
-                    self._ask_children(identity)
+                    self._on_status_asked(identity)
                 case ChildStats():
-                    self._on_child_stats(identity, message)
+                    if self._status.take(identity, message):
+                        self._answer_status()
+
+    def _on_status_asked(self, asker: bytes) -> None:
+        if not self._status.is_asking:
+            self._status_timer = self._loop.call_at(time.monotonic() + _STATUS_WAIT_S, self._answer_status)
+        self._status.ask(asker)
+
+    def _answer_status(self) -> None:
+        if self._status_timer is not None:
+            self._status_timer.cancel()
+        self._status.answer(self._state)
 
     def _on_signal(self) -> None:
         os.read(self._signal_fd, 4096)
@@ -218,7 +201,7 @@ class Supervisor:
 
     def _on_launcher_gone(self) -> None:
         assert self._launcher_fd is not None
-        self._unwatch(self._launcher_fd)
+        self._loop.unwatch(self._launcher_fd)
         if self._state == "starting":
             self._state = "gone"
         elif self._state == "ready":
@@ -226,22 +209,23 @@ class Supervisor:
 
     def _on_log(self, child: ChildProcess) -> None:
         if not child.forward_log():
-            self._unwatch(child.log_fd)
+            self._loop.unwatch(child.log_fd)
 
     def _on_death(self, child: ChildProcess) -> None:
         if child.is_alive:
             return
-        self._unwatch(child.pidfd)
+        self._loop.unwatch(child.pidfd)
         if self._state in ("starting", "ready", "draining"):
             self._hear_last_words(child)
-            if self._state == "starting" or child.role not in _RESTARTED_ROLES:
+            has_nothing_to_finish = child.role == "frontend" and self._state == "draining"
+            if self._state == "starting" or has_nothing_to_finish:
                 self._fail(child.describe_end())
             else:
                 self._plan_restart(child)
-        elif not any(c.is_alive for c in self._children):
+        elif not self._children.any_alive:
             self._state = "gone"
         elif child.role == "output" and not self._error:
-            self._shut_down("frontend", "worker", "metrics")
+            self._children.send(Shutdown(), "frontend", "worker", "metrics")
 
     def _hear_last_words(self, child: ChildProcess) -> None:
         """One that gave up has said why, but its death may be known a moment before its message is here."""
@@ -254,7 +238,7 @@ class Supervisor:
 
     def _on_hang(self, rank: int, epoch: int) -> None:
         """It is asked where it hangs, and then killed: what follows is a death like any other."""
-        child = self._child("worker", rank)
+        child = self._children.find("worker", rank)
         if child is None or child.epoch != epoch or not child.is_alive:
             return
         timeout_s = self._config.group.step_timeout_s
@@ -262,35 +246,31 @@ class Supervisor:
             f"procengine: {child.name} (pid {child.pid}) has made no progress for {timeout_s:g} s; its threads:\n"
         )
         child.dump_stacks()
-        self._kills_due.append((time.monotonic() + _DUMP_S, child))
-
-    def _kill_hung_children(self, now_s: float) -> None:
-        for _, child in [entry for entry in self._kills_due if entry[0] <= now_s]:
-            child.kill()  # its pidfd says so to `_on_death`
-        self._kills_due = [entry for entry in self._kills_due if entry[0] > now_s]
+        self._loop.call_at(time.monotonic() + _DUMP_S, child.kill)  # its pidfd says so to `_on_death`
 
     def _plan_restart(self, child: ChildProcess) -> None:
         """It died; the group goes on without it until its successor is ready."""
-        now_s = time.monotonic()
-        policy = self._restart_policies.setdefault(child.name, RestartPolicy(*self._restart_limits))
+        now_s, group = time.monotonic(), self._config.group
+        policy = self._restart_policies.setdefault(
+            child.name, RestartPolicy(group.max_restarts, group.restart_window_s)
+        )
         delay_s = policy.delay_s(now_s)
         if delay_s is None:
-            end = child.describe_end()
-            if policy.max_restarts:
-                limit = (
-                    f"{policy.num_recent} times within {policy.window_s:g} s (max_restarts is {policy.max_restarts})"
-                )
-                end = f"{child.name} died {limit}; the last time: {end}"
-            self._give_up(child, end)
+            self._give_up(child, _too_many_deaths(child, policy))
             return
-        what = "no request notices" if child.role in _OPTIONAL_ROLES else "its requests go on"
-        write_log(f"procengine: {child.describe_end()}\nprocengine: {child.name} is restarted, {what}\n")
-        if child.role == "worker":
-            self._send_to("frontend", WorkerLost(child.rank, child.epoch))
+        end = child.describe_end()
+        write_log(f"procengine: {end}\nprocengine: {child.name} is restarted, {_WHAT_GOES_ON[child.role]}\n")
+        if child.role == "frontend":
+            self._children.send(FrontendLost(child.epoch, end.split("\n", 1)[0]), "output")
         elif child.role == "output":
-            self._send_to("frontend", OutputLost(child.epoch))
-        self._restarts_due.append((now_s + delay_s, child))
-        self._start_due_children()
+            key = NOBODY if child.spans_fd is None else take_noted_key(child.spans_fd)
+            self._children.send(OutputLost(child.epoch, key), "frontend")
+        elif child.role not in _OPTIONAL_ROLES:
+            self._children.send(WorkerLost(child.rank, child.epoch), "frontend")
+        if delay_s:
+            self._loop.call_at(now_s + delay_s, lambda: self._replace(child))
+        else:
+            self._replace(child)
 
     def _give_up(self, child: ChildProcess, end: str) -> None:
         if child.role not in _OPTIONAL_ROLES:
@@ -300,45 +280,40 @@ class Supervisor:
         if self._listener is not None:
             self._listener.close()  # who asks shall hear at once that nobody answers
 
-    def _start_due_children(self) -> None:
-        now_s = time.monotonic()
-        due = [child for at_s, child in self._restarts_due if at_s <= now_s]
-        self._restarts_due = [entry for entry in self._restarts_due if entry[0] > now_s]
-        for dead in due:
-            self._replace(dead)
-
     def _replace(self, dead: ChildProcess) -> None:
-        self._unwatch(dead.log_fd)
-        dead.close()
-        epoch, death_fd = dead.epoch + 1, self._death_pipe[0]
-        child = ChildProcess(dead.role, dead.rank, epoch, self._config, death_fd, dead.spans_fd, dead.listen_fd)
-        self._children[self._children.index(dead)] = child
+        if self._state in ("stopping", "gone"):
+            return
+        self._loop.unwatch(dead.log_fd)
+        child = self._children.replace(dead)
         self._watch_child(child)
+        self._loop.call_at(time.monotonic() + self._config.group.start_timeout_s, lambda: self._kill_if_late(child))
+
+    def _kill_if_late(self, child: ChildProcess) -> None:
+        """A successor that hangs in its start is replaced like one that has died there."""
+        if not child.is_ready and child.is_alive:
+            timeout_s = self._config.group.start_timeout_s
+            write_log(f"procengine: {child.name} (pid {child.pid}) did not become ready within {timeout_s:g} s\n")
+            child.kill()
 
     # --- end
 
     def _drain(self, timeout_s: float) -> None:
         self._state = "draining"
-        self._deadline_s = time.monotonic() + timeout_s + _STOP_GRACE_S
-        for role in ("frontend", "output"):
-            self._send_to(role, Drain(timeout_s))
+        self._set_deadline(timeout_s + _STOP_GRACE_S)
+        self._children.send(Drain(timeout_s), "frontend", "output")
 
     def _stop(self, error: str | None = None) -> None:
         """Tell everybody to end; what does not within the grace time is killed."""
         self._state = "stopping"
-        self._restarts_due.clear()
-        self._deadline_s = time.monotonic() + _STOP_GRACE_S
-        output = self._child("output", 0)
+        self._set_deadline(_STOP_GRACE_S)
+        output = self._children.find("output")
         if error:
-            self._shut_down("output", "frontend", "worker", "metrics", error=error)
+            self._children.send(Shutdown(error), "output", "frontend", "worker", "metrics")
         elif output is not None and output.is_alive:
-            self._shut_down("output")  # alone: while its last texts are under way, nobody may say "gone"
+            # Alone: while its last texts are under way, nobody may say "gone".
+            self._children.send(Shutdown(), "output")
         else:
-            self._shut_down("frontend", "worker", "metrics")
-
-    def _shut_down(self, *roles: str, error: str | None = None) -> None:
-        for role in roles:
-            self._send_to(role, Shutdown(error))
+            self._children.send(Shutdown(), "frontend", "worker", "metrics")
 
     def _fail(self, error: str) -> None:
         self._error = error
@@ -349,16 +324,11 @@ class Supervisor:
         else:
             self._stop(error.split("\n", 1)[0])
 
-    def _check_deadlines(self) -> None:
-        now_s = time.monotonic()
-        if self._status_deadline_s is not None and now_s >= self._status_deadline_s:
-            self._answer_status()
-        if self._restarts_due:
-            self._start_due_children()
-        if self._kills_due:
-            self._kill_hung_children(now_s)
-        if self._deadline_s is None or now_s < self._deadline_s:
-            return
+    def _set_deadline(self, in_s: float) -> None:
+        self._deadline.cancel()
+        self._deadline = self._loop.call_at(time.monotonic() + in_s, self._on_deadline)
+
+    def _on_deadline(self) -> None:
         if self._state == "starting":
             late = ", ".join(child.name for child in self._children if not child.is_ready)
             self._fail(f"{late} did not become ready within {self._config.group.start_timeout_s:g} s")
@@ -367,54 +337,18 @@ class Supervisor:
         elif self._state == "stopping":
             self._state = "gone"
 
-    def _poll_ms(self) -> int | None:
-        deadlines = [d for d in (self._deadline_s, self._status_deadline_s) if d is not None]
-        deadlines += [at_s for at_s, _ in self._restarts_due + self._kills_due]
-        return max(0, int(1e3 * (min(deadlines) - time.monotonic())) + 1) if deadlines else None
 
-    def _send_to(self, role: str, message: Drain | Shutdown | Query | WorkerLost | OutputLost) -> None:
-        for child in self._children:
-            if child.role == role and child.is_alive:
-                ipc.send_routed(self._control, child.identity, encode(message))
+def _loss_of(child: ChildProcess, epoch: int) -> WorkerLost | OutputLost:
+    """What the frontend is told of the end of such a child, of that epoch."""
+    return WorkerLost(child.rank, epoch) if child.role == "worker" else OutputLost(epoch)
 
-    # --- status
 
-    def _ask_children(self, peer: bytes) -> None:
-        self._status_peers.append(peer)
-        if self._status_deadline_s is not None:
-            return
-        self._query_id += 1
-        self._stats_by_child.clear()
-        self._status_deadline_s = time.monotonic() + _STATUS_WAIT_S
-        for role in ("frontend", "output", "worker", "metrics"):
-            self._send_to(role, Query(self._query_id))
-
-    def _on_child_stats(self, identity: bytes, stats: ChildStats) -> None:
-        if stats.query_id == self._query_id and self._status_deadline_s is not None:
-            self._stats_by_child[identity] = stats
-            if len(self._stats_by_child) == sum(child.is_alive for child in self._children):
-                self._answer_status()
-
-    def _answer_status(self) -> None:
-        own = ProcessStatus(
-            "supervisor", 0, os.getpid(), self._state, *self._resources(os.getpid(), self._started_s), queue_depth=0
-        )
-        status = Status(self._config.group.name, self._config.model.name, [own, *map(self._status_of, self._children)])
-        for peer in self._status_peers:
-            ipc.send_routed(self._control, peer, encode(status))
-        self._status_peers.clear()
-        self._status_deadline_s = None
-
-    def _status_of(self, child: ChildProcess) -> ProcessStatus:
-        stats = self._stats_by_child.get(child.identity)
-        state = stats.state if stats else "silent" if child.is_alive else "dead"
-        resources = self._resources(child.pid, child.started_s)
-        depth = stats.queue_depth if stats else 0
-        return ProcessStatus(child.role, child.rank, child.pid, state, *resources, depth, num_restarts=child.epoch)
-
-    @staticmethod
-    def _resources(pid: int, started_s: float) -> tuple[float, int, float]:
-        return time.monotonic() - started_s, rss_bytes(pid), cpu_seconds(pid)
+def _too_many_deaths(child: ChildProcess, policy: RestartPolicy) -> str:
+    end = child.describe_end()
+    if not policy.max_restarts:
+        return end
+    limit = f"{policy.num_recent} times within {policy.window_s:g} s (max_restarts is {policy.max_restarts})"
+    return f"{child.name} died {limit}; the last time: {end}"
 
 
 def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:

@@ -21,7 +21,9 @@ from procengine.messages.clients import (
     Embedding,
     GetStats,
     Hello,
+    Lost,
     Outputs,
+    Received,
     Rejected,
     RequestTimes,
     Stats,
@@ -34,6 +36,7 @@ from procengine.messages.control import (
     Drain,
     Drained,
     Failed,
+    FrontendLost,
     GetStatus,
     OutputLost,
     ProcessStatus,
@@ -55,7 +58,7 @@ from procengine.messages.output import (
     Resync,
     TextStop,
 )
-from procengine.messages.steps import EmbedInput, EmbedResult, StepInput, StepResult, WorkerReady
+from procengine.messages.steps import Begin, EmbedInput, EmbedResult, StepInput, StepResult, WorkerReady
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -64,6 +67,7 @@ __all__ = [
     "Admitted",
     "Attach",
     "Attached",
+    "Begin",
     "ChildStats",
     "ClientGone",
     "Delivered",
@@ -75,14 +79,19 @@ __all__ = [
     "Embedding",
     "Failed",
     "Finish",
+    "FromFrontend",
+    "FromSupervisor",
+    "FrontendLost",
     "GetStats",
     "GetStatus",
     "Hello",
+    "Lost",
     "OutputLost",
     "Outputs",
     "ProcessStatus",
     "Query",
     "Ready",
+    "Received",
     "Register",
     "Rejected",
     "Replay",
@@ -120,12 +129,13 @@ encode = msgspec.msgpack.Encoder().encode
 UNREADABLE = (msgspec.DecodeError, RecursionError)
 
 FromClient = Hello | Submit | Abort | GetStats
-ToClient = Welcome | Rejected | Stats | Attached | Outputs
+ToClient = Welcome | Received | Rejected | Stats | Attached | Lost | Outputs
 FromFrontend = Register | Admitted | Finish | Replay | Resume
 FromOutput = TextStop | ClientGone | Resync | Delivered
 Step = StepInput | EmbedInput
+ToWorker = Begin | Step
 FromWorker = WorkerReady | StepResult | EmbedResult
-FromSupervisor = Query | Drain | WorkerLost | OutputLost | Shutdown
+FromSupervisor = Query | Drain | WorkerLost | OutputLost | FrontendLost | Shutdown
 FromControlPeer = Ready | Failed | ChildStats | Drained | WorkerHung | GetStatus
 
 
@@ -134,7 +144,7 @@ decode_from_output_peer: Callable[[bytes], Attach] = msgspec.msgpack.Decoder(Att
 decode_to_client: Callable[[bytes], ToClient] = msgspec.msgpack.Decoder(ToClient).decode
 decode_from_frontend: Callable[[bytes], FromFrontend] = msgspec.msgpack.Decoder(FromFrontend).decode
 decode_from_output: Callable[[bytes], FromOutput] = msgspec.msgpack.Decoder(FromOutput).decode
-decode_step: Callable[[bytes], Step] = msgspec.msgpack.Decoder(Step).decode
+decode_step: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
 decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 decode_from_supervisor: Callable[[bytes], FromSupervisor] = msgspec.msgpack.Decoder(FromSupervisor).decode
 decode_from_control_peer: Callable[[bytes], FromControlPeer] = msgspec.msgpack.Decoder(FromControlPeer).decode

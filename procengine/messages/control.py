@@ -9,6 +9,7 @@ __all__ = [
     "Drain",
     "Drained",
     "Failed",
+    "FrontendLost",
     "GetStatus",
     "OutputLost",
     "ProcessStatus",
@@ -81,6 +82,14 @@ class OutputLost(Message, tag="output_lost"):
     """Supervisor to frontend: the output process is gone, and another one, of the next epoch, takes its place."""
 
     epoch: int  # of the one that is gone
+    key: int = -1  # the request that it was at work on, if that is known
+
+
+class FrontendLost(Message, tag="frontend_lost"):
+    """Supervisor to output process: this frontend is gone with all it had accepted; another one takes its place."""
+
+    epoch: int  # of the one that is gone
+    end: str  # how it ended, for those who wait
 
 
 class Shutdown(Message, tag="shutdown"):

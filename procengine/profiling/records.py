@@ -15,7 +15,7 @@ from typing import Final
 
 from procengine.profiling.span_ring import NUM_VALUES
 
-__all__ = ["COLUMNS", "FINISH_CODES", "REJECT_CODES", "RecordKind", "id_words", "request_id_of"]
+__all__ = ["COLUMNS", "FINISH_CODES", "REJECT_CODES", "RecordKind", "id_words", "reject_number", "request_id_of"]
 
 
 class RecordKind(IntEnum):
@@ -132,6 +132,11 @@ _ID_WORDS: Final = struct.Struct("<8q")
 def id_words(request_id: str) -> tuple[int, ...]:
     """The first 64 bytes of a request id as 8 integers."""
     return _ID_WORDS.unpack(request_id.encode()[:64].ljust(64, b"\0"))
+
+
+def reject_number(code: str) -> int:
+    """The number of an error's code in REJECT_CODES; codes that are not there count as "internal"."""
+    return REJECT_CODES.index(code) if code in REJECT_CODES else 0
 
 
 def request_id_of(words: tuple[int, ...]) -> str:

@@ -23,7 +23,9 @@ from procengine.messages import (
     Attached,
     Delta,
     Hello,
+    Lost,
     Outputs,
+    Received,
     Rejected,
     Stats,
     Submit,
@@ -68,7 +70,7 @@ class Member:
             while ipc.has_message(socket):
                 self._take(decode_to_client(socket.recv(zmq.NOBLOCK)))
 
-    def _take(self, message: Welcome | Rejected | Stats | Attached | Outputs) -> None:
+    def _take(self, message: Welcome | Received | Rejected | Stats | Attached | Lost | Outputs) -> None:
         match message:
             case Welcome():
                 self.output = self._connect(message.output_endpoint)
@@ -77,7 +79,7 @@ class Member:
                 self.is_attached = True
             case Rejected():
                 self.rejections.append(message)
-            case Stats():
+            case Stats() | Received() | Lost():
                 pass
             case Outputs():
                 self.num_messages += 1

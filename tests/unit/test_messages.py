@@ -14,15 +14,20 @@ Message = Any
 
 # One message each with every field set: (message, its bytes as written on the wire).
 GOLDEN: list[tuple[Message, bytes]] = [
-    (m.Hello(1), b"\x92\xa5hello\x01"),
-    (m.Submit("r", "generate", msgspec.Raw(b"\x80"), 5, "t"), b"\x96\xa6submit\xa1r\xa8generate\x80\x05\xa1t"),
+    (m.Hello(1, 5), b"\x93\xa5hello\x01\x05"),
+    (
+        m.Submit("r", "generate", msgspec.Raw(b"\x80"), 5, "t", 2),
+        b"\x97\xa6submit\xa1r\xa8generate\x80\x05\xa1t\x02",
+    ),
     (m.Abort("r"), b"\x92\xa5abort\xa1r"),
     (m.GetStats(True), b"\x92\xa9get_stats\xc3"),
     (
-        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate", "embed"), 4096, "hermes"),
-        b"\x9a\xa7welcome\x01\xa1g\xa1m\xa7ipc://o\xcd\x01\x00\xcd\x03\xe8\x92\xa8generate\xa5embed\xcd\x10\x00"
-        b"\xa6hermes",
+        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate", "embed"), 4096, "hermes", 2, 5),
+        b"\x9c\xa7welcome\x01\xa1g\xa1m\xa7ipc://o\xcd\x01\x00\xcd\x03\xe8\x92\xa8generate\xa5embed\xcd\x10\x00"
+        b"\xa6hermes\x02\x05",
     ),
+    (m.Received("r", 2), b"\x93\xa8received\xa1r\x02"),
+    (m.Lost(2, ["r", "s"], "why"), b"\x94\xa4lost\x02\x92\xa1r\xa1s\xa3why"),
     (
         m.Rejected("r", "overloaded", "full", 0.5),
         b"\x95\xa8rejected\xa1r\xaaoverloaded\xa4full\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00",
@@ -100,6 +105,7 @@ GOLDEN: list[tuple[Message, bytes]] = [
         m.StepInput(1, 0, 2, 1, 5, 2, 1, 4, 20, 3, -1, (2, 3)),
         b"\x9d\xa4step\x01\x00\x02\x01\x05\x02\x01\x04\x14\x03\xff\x92\x02\x03",
     ),
+    (m.Begin(2), b"\x92\xa5begin\x02"),
     (m.EmbedInput(1, 0, 2, 5, 4, (4, 3)), b"\x97\xa5embed\x01\x00\x02\x05\x04\x92\x04\x03"),
     (m.WorkerReady(1, 0, 64), b"\x94\xacworker_ready\x01\x00\x40"),
     (
@@ -118,7 +124,8 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.Drained(), b"\x91\xa7drained"),
     (m.WorkerHung(1, 2), b"\x93\xabworker_hung\x01\x02"),
     (m.WorkerLost(1, 2), b"\x93\xabworker_lost\x01\x02"),
-    (m.OutputLost(2), b"\x92\xaboutput_lost\x02"),
+    (m.OutputLost(2, 7), b"\x93\xaboutput_lost\x02\x07"),
+    (m.FrontendLost(2, "why"), b"\x93\xadfrontend_lost\x02\xa3why"),
     (m.Shutdown("why"), b"\x92\xa8shutdown\xa3why"),
     (m.GetStatus(), b"\x91\xaaget_status"),
     (
@@ -131,12 +138,15 @@ GOLDEN: list[tuple[Message, bytes]] = [
 DECODERS: dict[str, tuple[Callable[[bytes], Message], set[type]]] = {
     "client": (m.decode_from_client, {m.Hello, m.Submit, m.Abort, m.GetStats}),
     "output_peer": (m.decode_from_output_peer, {m.Attach}),
-    "to_client": (m.decode_to_client, {m.Welcome, m.Rejected, m.Stats, m.Attached, m.Outputs}),
+    "to_client": (m.decode_to_client, {m.Welcome, m.Received, m.Rejected, m.Stats, m.Attached, m.Lost, m.Outputs}),
     "frontend": (m.decode_from_frontend, {m.Register, m.Admitted, m.Finish, m.Replay, m.Resume}),
     "output": (m.decode_from_output, {m.TextStop, m.ClientGone, m.Resync, m.Delivered}),
-    "step": (m.decode_step, {m.StepInput, m.EmbedInput}),
+    "step": (m.decode_step, {m.Begin, m.StepInput, m.EmbedInput}),
     "worker": (m.decode_from_worker, {m.WorkerReady, m.StepResult, m.EmbedResult}),
-    "supervisor": (m.decode_from_supervisor, {m.Query, m.Drain, m.WorkerLost, m.OutputLost, m.Shutdown}),
+    "supervisor": (
+        m.decode_from_supervisor,
+        {m.Query, m.Drain, m.WorkerLost, m.OutputLost, m.FrontendLost, m.Shutdown},
+    ),
     "control_peer": (
         m.decode_from_control_peer,
         {m.Ready, m.Failed, m.ChildStats, m.Drained, m.WorkerHung, m.GetStatus},
@@ -147,12 +157,13 @@ DECODERS: dict[str, tuple[Callable[[bytes], Message], set[type]]] = {
 # Fields that a peer of an older version leaves out, and what they mean then.
 WITHOUT_TRAILING_FIELDS: list[tuple[str, list[Any], Message]] = [
     ("client", ["get_stats"], m.GetStats(False)),
-    ("client", ["submit", "r", "embed", {}], m.Submit("r", "embed", msgspec.Raw(b"\x80"), 0, "")),
+    ("client", ["hello", 1], m.Hello(1, 0)),
+    ("client", ["submit", "r", "embed", {}], m.Submit("r", "embed", msgspec.Raw(b"\x80"), 0, "", -1)),
     ("frontend", ["admitted", [3], [0]], m.Admitted([3], [0], 0)),
     (
         "to_client",
         ["welcome", 1, "g", "m", "ipc://o", 256, 1000, ["generate"], 4096],
-        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate",), 4096, "none"),
+        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate",), 4096, "none", 0, 0),
     ),
     ("to_client", ["outputs", [["delta", "r", 0, "t", [5]]]], m.Outputs([m.Delta("r", 0, "t", [5])])),
     ("to_client", ["outputs", [["embedding", "r", b"", [1]]]], m.Outputs([m.Embedding("r", b"", [1], "stop", None)])),
