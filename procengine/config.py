@@ -123,6 +123,13 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds that keep one client from taking the group down."""
 
     max_queued_requests: int = 8192
+    max_queued_tokens: int = 1 << 22  # of prompts that wait for their first step
+    max_clients: int = 4096
+    max_client_requests: int = 8192
+    max_client_bytes: int = 64 << 20  # that one client has not read
+    max_unsent_bytes: int = 1 << 30  # that all clients together have not read
+    request_timeout_s: float | None = None  # of requests that say none themselves
+    queue_timeout_s: float | None = None  # until a request's first step
     max_request_bytes: int = 4 << 20
     max_stop_strings: int = 16
     max_stop_bytes: int = 4096

@@ -44,7 +44,14 @@ _HELP: Final[Mapping[str, str]] = {
     "tool_call_parser": "how the model writes tool calls, which clients read (auto: what its chat template shows)",
     "mock_step_ms": "time a step of the mock device takes, in milliseconds",
     "logits_processors": "callables of the operator that change logits, as module:name (see docs/PLUGINS.md)",
-    "max_queued_requests": "most requests that wait; one more is refused as overload",
+    "max_queued_requests": "most requests that wait or run; one more is refused as overload",
+    "max_queued_tokens": "most prompt tokens that wait for their first step; a request of more is refused as overload",
+    "max_clients": "most clients at once; one more is refused as overload (auto: 4096, or what `ulimit -Hn` allows)",
+    "max_client_requests": "most unfinished requests of one client (auto: --max-queued-requests)",
+    "max_client_bytes": "most bytes that wait for one client to read them; beyond, it is dropped with its requests",
+    "max_unsent_bytes": "the same for all clients together; beyond, the one with most is dropped",
+    "request_timeout": "seconds after which a request that names no timeout_s is aborted",
+    "queue_timeout": "seconds that a request may wait for its first step before it is refused as overload",
     "max_request_bytes": "most bytes of one request",
     "max_n": "most choices of one request (n)",
     "max_stop_strings": "most stop strings of one request",
@@ -66,7 +73,9 @@ _HELP: Final[Mapping[str, str]] = {
     "otlp_endpoint": "send a trace of each request to this URL (OTLP over HTTP); needs procengine[otel]",
 }
 
-_OFF: Final = frozenset({"metrics_port", "otlp_endpoint"})  # for these, no value is not "decide for me"
+_OFF: Final = frozenset(
+    {"metrics_port", "otlp_endpoint", "request_timeout", "queue_timeout"}
+)  # for these, no value is not "decide for me"
 
 
 class _ArgumentType(NamedTuple):
