@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import zmq
@@ -88,11 +88,11 @@ class Member:
                     self.deltas.append(item)
                     self.num_ends += item.finish_reason is not None
 
-    def submit(self, request_id: str, max_tokens: int, num_prompt_tokens: int = 3) -> None:
-        """A request."""
-        ids = [NUM_SPECIAL + at for at in range(num_prompt_tokens)]
+    def submit(self, request_id: str, max_tokens: int, **params: Any) -> None:
+        """A request with a prompt of three tokens."""
+        ids = [NUM_SPECIAL + at for at in range(3)]
         self.frontend.send(
-            encode(Submit(request_id, "generate", msgspec.Raw(encode(body(ids, max_tokens=max_tokens)))))
+            encode(Submit(request_id, "generate", msgspec.Raw(encode(body(ids, max_tokens=max_tokens, **params)))))
         )
 
     @property

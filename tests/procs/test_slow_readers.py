@@ -38,11 +38,11 @@ def read_on(member: Member, timeout_s: float = 30.0) -> None:
 
 
 def test_a_slow_reader_gets_the_same_text_in_fewer_messages(serve: Callable[..., Served], model: Path) -> None:
-    group = serve("--max-num-seqs", 4)
+    group = serve("--max-num-seqs", 4, "--mock-step-ms", 1)
     with Crowd(group.endpoint, 1, is_deaf=True) as crowd, RawClient(group.endpoint) as raw:
         (slow,) = crowd.members
-        slow.submit("r", MANY)
-        raw.submit("fast", body(as_ids(3), max_tokens=MANY))
+        slow.submit("r", MANY, logprobs=20)  # some hundred bytes a token
+        raw.submit("fast", body(as_ids(3), max_tokens=MANY, logprobs=20))
         raw.wait_end("fast", 30)
         assert len(raw.token_ids("fast")) == MANY
         wait_until(lambda: num_unfinished(raw) == 0, "all is computed, whoever reads it", 30)
@@ -52,6 +52,7 @@ def test_a_slow_reader_gets_the_same_text_in_fewer_messages(serve: Callable[...,
         assert (slow.num_ends, slow.rejections) == (1, [])
         token_ids = slow.token_ids
         assert token_ids == tokens_of(key_of(token_ids[0], 3), 3, MANY)
+        assert [at.token_ids[0] for delta in slow.deltas for at in delta.logprobs or ()] == token_ids
         text = "".join(delta.text for delta in slow.deltas)
         assert text == Detokenizer(Tokenizer.load(model / "tokenizer.json")).text(token_ids)
         assert [delta.token_offset for delta in slow.deltas] == [
