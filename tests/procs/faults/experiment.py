@@ -265,7 +265,7 @@ class Experiment:
         return {path.name for path in self._run_dir.iterdir()} | {name for name in shared if "procengine" in name}
 
     def _settled_fds(self, pids: dict[str, int]) -> dict[str, int]:
-        """Once they do not change: the group's own connections are tried every 100 ms, and no request needs them all."""
+        """Once they do not change: the group tries its own connections every 100 ms, and no request needs them all."""
         fds: dict[str, int] = {}
         for _ in range(20):
             last, fds = fds, self._open_fds(pids)
