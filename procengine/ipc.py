@@ -43,6 +43,7 @@ _HEARTBEAT_MS: Final = 0  # ipc peers: the kernel reports a closed socket, heart
 _LINGER_MS: Final = 1000
 _HANDSHAKE_MS: Final = 10_000
 _BACKSTOP_BYTES: Final = 1 << 30
+_MAX_BURST: Final = 256  # messages of one socket, before the other sockets of a loop have their turn
 
 
 def make_context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -151,16 +152,26 @@ class SocketReader:
         self._is_closed = True
         self._loop.remove_reader(self._fd)
 
-    def drain(self) -> bool:
-        """Hand on every message that is here now; whether there was any."""
+    def drain(self) -> None:
+        """Hand on every message that is here now."""
+        while self._drain_some() == _MAX_BURST:
+            pass
+
+    def _drain_some(self) -> int:
+        """Hand on what is here, as far as it is no more than a burst; how many those were."""
         socket, on_message = self._socket, self._on_message
-        got_any = False
-        while has_message(socket):
+        for count in range(_MAX_BURST):
+            if not has_message(socket):
+                return count
             on_message(socket.recv_multipart(_NOBLOCK))
-            got_any = True
-        return got_any
+        return _MAX_BURST
 
     def _wake(self) -> None:
         self._is_poked = False
-        if not self._is_closed and self.drain() and self._after_drain is not None:
+        if self._is_closed:
+            return
+        count = self._drain_some()
+        if count and self._after_drain is not None:
             self._after_drain()
+        if count == _MAX_BURST:
+            self.poke()  # whoever sends faster than we take in must not keep us from everything else

@@ -30,6 +30,7 @@ from procengine.errors import ConfigError, ProcengineError
 from procengine.group_description import describe_group
 from procengine.group_status import GroupStatus
 from procengine.http_listener import listen, url_of
+from procengine.liveness import LIVENESS_QUERY, MAX_MISSED, Liveness
 from procengine.messages import (
     UNREADABLE,
     ChildStats,
@@ -93,6 +94,7 @@ class Supervisor:
         self._status = GroupStatus(config, self._children, self._control, self._started_s)
         self._restarts = Restarts(config.group, self._children, self._control)
         self._status_timer = Timer(0.0, self._answer_status)
+        self._liveness = Liveness(self._children)
         self._loop = PollLoop()
         self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
         self._watch_everything()
@@ -139,6 +141,7 @@ class Supervisor:
                 return
             self._state = "ready"
             self._deadline.cancel()
+            self._ask_who_lives()
             _say({"event": "ready", **description})
         elif child.epoch:
             self._restarts.tell_news(child)
@@ -200,6 +203,8 @@ class Supervisor:
                 self._restarts.end_worker(rank, epoch)
             case Stays(num_unfinished):
                 self._restarts.refuse("frontend", f"{num_unfinished} requests did not finish in time")
+            case ChildStats(query_id) if query_id == LIVENESS_QUERY:
+                self._liveness.take_answer(identity)
             case ChildStats():
                 if self._status.take(identity, message):
                     self._answer_status()
@@ -271,10 +276,22 @@ class Supervisor:
         child = self._children.find("worker", rank)
         if child is None or child.epoch != epoch or not child.is_alive:
             return
-        idle = f"has made no progress for {self._config.group.step_timeout_s:g} s"
-        write_log(f"procengine: {child.name} (pid {child.pid}) {idle}; its threads:\n")
+        self._end_hung(child, "has made no progress")
+
+    def _end_hung(self, child: ChildProcess, why: str) -> None:
+        timeout_s = self._config.group.step_timeout_s
+        write_log(f"procengine: {child.name} (pid {child.pid}) {why} for {timeout_s:g} s; its threads:\n")
         child.dump_stacks()
         self._loop.call_at(time.monotonic() + _DUMP_S, child.kill)  # its pidfd says so to `_on_death`
+
+    def _ask_who_lives(self) -> None:
+        """A worker may hang although it answers (`_on_hang`); whoever does not answer hangs, whatever it should do."""
+        if self._state not in ("ready", "draining"):
+            return
+        for child in self._liveness.begin_round():
+            self._end_hung(child, "has not answered")
+        period_s = self._config.group.step_timeout_s / MAX_MISSED
+        self._loop.call_at(time.monotonic() + period_s, self._ask_who_lives)
 
     def _plan_restart(self, child: ChildProcess) -> None:
         """It died."""

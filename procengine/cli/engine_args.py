@@ -59,7 +59,7 @@ _HELP: Final[Mapping[str, str]] = {
     "drain_timeout": "seconds that running requests may take to finish once the group is told to end",
     "max_restarts": "deaths of one process within --restart-window after which the group gives up; 0 restarts none",
     "restart_window": "seconds in which restarts are counted",
-    "step_timeout": "seconds without a result after which a worker with steps to run counts as hung and is replaced",
+    "step_timeout": "seconds after which a process counts as hung: a worker without a result, any without an answer",
     "span_records": "newest spans that each thread keeps for `trace`, `profile` and `top`: a power of two; 0 is none",
     "metrics_port": "serve Prometheus metrics over HTTP on this port; 0 takes one that is free (see the ready line)",
     "metrics_host": "address that --metrics-port listens on",

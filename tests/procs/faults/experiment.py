@@ -18,8 +18,8 @@ from procengine.errors import EngineDeadError, ProcengineError
 from procengine.groups import find_group
 from procengine.run_dir import sweep_stale_dirs
 from procengine.sampling_params import SamplingParams
-from tests.procs.faults.injection import Injector, child_pid, stall
-from tests.procs.faults.load import Load
+from tests.procs.faults.injection import SIGNALS, Injector, child_pid, stall
+from tests.procs.faults.load import Asker, Load
 from tests.procs.faults.table import Cell
 from tests.procs.harness import Served, as_ids, is_running, num_open_fds, wait_until
 from tests.procs.raw_client import RawClient
@@ -72,12 +72,12 @@ class Experiment:
 
     def _run_start(self) -> None:
         cell, group = self._cell, self._group
-        if cell.fault in ("SIGKILL", "SIGSTOP"):
+        if cell.fault in SIGNALS:
             pid = group.pid if cell.role == "supervisor" else child_pid(group, cell.role)
             if cell.role == "supervisor":
                 child_pid(group, "worker")
             self._strike(pid, None)
-        if cell.fault == "SIGSTOP" and cell.outcome == "exact":
+        if cell.fault == "stall":
             stall(group.pid, _STALL_S, None)
         if cell.outcome == "exact":
             group.wait_ready()
@@ -102,25 +102,16 @@ class Experiment:
             load = self._make_load(raw)
             counts = load.counts() if load else {}
             with Client(group.endpoint) as witness:
+                asker = Asker(witness)
+                if cell.outcome == "lost" and load is not None:
+                    asker.start()
                 if cell.phase == "draining":
                     self._begin_drain()
                 self._hit(before, raw)
                 if cell.outcome == "exact":
-                    load = load or self._make_idle_load(raw)
-                    load.wait_moved(counts or dict.fromkeys(load.names, 0))
-                    self.recovery_s = time.monotonic() - self._struck_s
-                    load.expect_exact()
+                    self._expect_exact(load or self._make_idle_load(raw), counts)
                 elif cell.outcome == "lost":
-                    if load is None and cell.fault != "SIGKILL":
-                        load = self._make_idle_load(raw)  # it strikes when there is something to do
-                    if load is not None:
-                        load.expect_lost()
-                    pid = before[self._process]
-                    wait_until(lambda: find_group(group.name).pids[self._process] != pid, "a successor")
-                    load = self._make_idle_load(raw)
-                    load.wait_moved(dict.fromkeys(load.names, 0))
-                    self.recovery_s = time.monotonic() - self._struck_s
-                    load.expect_exact()
+                    self._expect_lost(asker, load)
                 elif cell.outcome == "told":
                     self._expect_told(raw, witness, load)
                 else:
@@ -132,15 +123,15 @@ class Experiment:
         cell, group = self._cell, self._group
         pid = before[self._process]
         if cell.phase == "restarting":
-            if cell.fault not in ("SIGKILL", "SIGSTOP"):
+            if cell.fault not in SIGNALS:
                 self._injector.arm(cell.role, "start", cell.fault)
             os.kill(pid, signal.SIGKILL)
             self._struck_s = time.monotonic()
-            if cell.fault in ("SIGKILL", "SIGSTOP"):
-                os.kill(child_pid(group, cell.role, set(before.values())), getattr(signal, cell.fault))
+            if cell.fault in SIGNALS:
+                os.kill(child_pid(group, cell.role, set(before.values())), SIGNALS[cell.fault])
             return
         self._strike(pid, raw)
-        if cell.fault == "SIGSTOP" and cell.role != "worker":
+        if cell.fault == "stall":
             stall(pid, _STALL_S, raw)
 
     def _strike(self, pid: int, raw: RawClient | None) -> None:
@@ -189,6 +180,18 @@ class Experiment:
 
     # --- outcomes
 
+    def _expect_exact(self, load: Load, counts: dict[str, int]) -> None:
+        load.wait_moved(counts or dict.fromkeys(load.names, 0))
+        self.recovery_s = time.monotonic() - self._struck_s
+        load.expect_exact()
+
+    def _expect_lost(self, asker: Asker, load: Load | None) -> None:
+        asker.start()
+        asker.expect_exact()
+        self.recovery_s = time.monotonic() - self._struck_s
+        if load is not None:
+            load.expect_ended_or_lost()
+
     def _expect_alive(self, before: dict[str, int], raw: RawClient, fds: dict[str, int], files: set[str]) -> None:
         cell, group = self._cell, self._group
         if cell.phase == "draining":
@@ -205,7 +208,7 @@ class Experiment:
     def _wait_pids_settled(self, before: dict[str, int]) -> None:
         """A new process where one died, and no other process than those that the group knows."""
         cell, group = self._cell, self._group
-        dies = cell.fault not in ("slow", "limit") and not (cell.fault == "SIGSTOP" and cell.role != "worker")
+        dies = cell.fault not in ("slow", "limit", "stall")
         if dies or cell.phase == "restarting":
             wait_until(lambda: find_group(group.name).pids[self._process] != before[self._process], "a successor", 40)
 
