@@ -98,7 +98,7 @@ class Experiment:
         before = find_group(group.name).pids
         with RawClient(group.endpoint, drops_repeats=True) as raw:
             self._serves(raw)
-            fds, files = self._open_fds(before), self._files()
+            fds, files = self._settled_fds(before), self._files()
             load = self._make_load(raw)
             counts = load.counts() if load else {}
             with Client(group.endpoint) as witness:
@@ -266,6 +266,16 @@ class Experiment:
     def _files(self) -> set[str]:
         shared = {f"/dev/shm/{path.name}" for path in Path("/dev/shm").iterdir()}
         return {path.name for path in self._run_dir.iterdir()} | {name for name in shared if "procengine" in name}
+
+    def _settled_fds(self, pids: dict[str, int]) -> dict[str, int]:
+        """Once they do not change: the group tries its own connections every 100 ms, and no request needs them all."""
+        fds: dict[str, int] = {}
+        for _ in range(20):
+            last, fds = fds, self._open_fds(pids)
+            if fds == last:
+                break
+            time.sleep(0.25)
+        return fds
 
     def _open_fds(self, pids: dict[str, int]) -> dict[str, int]:
         return {name: num_open_fds(pid) for name, pid in pids.items() if name != self._process and is_running(pid)}
