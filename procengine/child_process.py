@@ -19,7 +19,7 @@ import msgspec
 from procengine.child import DUMP_SIGNAL
 from procengine.config import EngineConfig
 
-__all__ = ["ChildProcess", "child_name", "cpu_seconds", "memory_file", "rss_bytes", "write_log"]
+__all__ = ["ChildProcess", "child_name", "cpu_seconds", "memory_file", "peak_rss_bytes", "rss_bytes", "write_log"]
 
 _NUM_LAST_LINES = 30
 
@@ -189,6 +189,15 @@ def rss_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
         return 0
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """The most resident memory that a process ever had, 0 if it is gone (proc(5), status: VmHWM)."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def cpu_seconds(pid: int) -> float:

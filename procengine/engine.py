@@ -59,8 +59,8 @@ class Engine:
         self._placed_by_key: dict[int, _Placed] = {}
         self._keys_by_id: dict[tuple[bytes, str], list[int]] = {}
         self._ledger = OutputLedger()
-        self._suspects = OutputSuspects()
         self._next_key = first_key
+        self._suspects = OutputSuspects()
 
     @property
     def num_unfinished(self) -> int:

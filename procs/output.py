@@ -88,11 +88,11 @@ class Output:
         self._postprocessors: dict[str, Postprocessor] = {
             name: load_part(WORKFLOWS[name].postprocess)(tokenizer) for name in child.config.model.workflows
         }
+        self._first_key = 0  # smaller ones are of frontends that are gone
         # For a while after a death: a text that kills this process is found by what it was at work on (OutputSuspects).
         self._note_key: NoteKey | None = child.spans.note_key if child.epoch else None
         if child.epoch:
             loop.call_later(child.config.group.restart_window_s, self._stop_noting)
-        self._first_key = 0  # smaller ones are of frontends that are gone
         self._last_items = TakenItems()  # of requests that were ended from outside
         self._held = HeldItems(time.monotonic() + _HOLD_S if child.epoch else 0.0)
         self._retry: asyncio.TimerHandle | None = None

@@ -48,7 +48,7 @@ from procengine.messages import (
 )
 from procengine.paths import socket_path
 from procengine.poll_loop import PollLoop, Timer
-from procengine.profiling.span_ring import take_noted_key
+from procengine.profiling.span_ring import NOBODY, take_noted_key
 from procengine.restart_policy import RestartPolicy
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
 
@@ -277,11 +277,11 @@ class Supervisor:
         write_log(f"procengine: {end}\nprocengine: {child.name} is restarted, {_WHAT_GOES_ON[child.role]}\n")
         if child.role == "frontend":
             self._children.send(FrontendLost(child.epoch, end.split("\n", 1)[0]), "output")
+        elif child.role == "output":
+            key = NOBODY if child.spans_fd is None else take_noted_key(child.spans_fd)
+            self._children.send(OutputLost(child.epoch, key), "frontend")
         elif child.role not in _OPTIONAL_ROLES:
-            loss = _loss_of(child, child.epoch)
-            if isinstance(loss, OutputLost) and child.spans_fd is not None:
-                loss = msgspec.structs.replace(loss, key=take_noted_key(child.spans_fd))
-            self._children.send(loss, "frontend")
+            self._children.send(WorkerLost(child.rank, child.epoch), "frontend")
         if delay_s:
             self._loop.call_at(now_s + delay_s, lambda: self._replace(child))
         else:

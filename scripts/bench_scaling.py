@@ -41,6 +41,7 @@ FORMATS: Final[dict[str, dict[str, Any]]] = {
 BITS: Final = {"int8": 8.5, "bf16": 16.0}  # a weight; int8 with an fp16 scale for 32
 OPERANDS: Final = {"4-bit": "int8", "int8": "int8", "bf16": "bf16"}
 OUTPUT_LEN: Final = 40
+KV_BYTES: Final = 2 << 30  # pages that are not used cost nothing
 
 
 class Measured(msgspec.Struct):
@@ -89,7 +90,8 @@ def measure(args: argparse.Namespace) -> Measured:
 
 def measure_format(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     """The points of one format of weights."""
-    config = resolve(EngineArgs(model=args.model, name=f"scaling-{os.getpid()}", threads=args.threads, **FORMATS[name]))
+    own = {"name": f"scaling-{os.getpid()}", "threads": args.threads, "kv_cache_memory": KV_BYTES, **FORMATS[name]}
+    config = resolve(EngineArgs(model=args.model, **own))
     model, most = config.model, config.scheduler.max_model_len - OUTPUT_LEN
     args.context_lens = sorted({min(context_len, most) for context_len in args.context_lens})
     rows = []

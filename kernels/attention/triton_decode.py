@@ -3,9 +3,9 @@
 Owns: the two kernels and their launch. Never does: wait for the device.
 
 A context is cut into splits of one fixed size, so that a few long rows occupy the whole device, and a second kernel
-joins them ("flash-decoding"). The size depends on the group's longest context and on nothing in the batch: a row's result is
-the same, bit by bit, whatever it is computed with. A launch has as many programs as the longest row needs; those beyond
-a row's end stop at once, so that a captured graph serves all lengths.
+joins them ("flash-decoding"). The size depends on the block table's width and on nothing in the batch: a row's result
+is the same, bit by bit, whatever it is computed with. A launch has as many programs as the longest row needs; those
+beyond a row's end stop at once, so that a captured graph serves all lengths.
 """
 
 from __future__ import annotations

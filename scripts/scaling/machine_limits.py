@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import cycle
 from typing import Final
 
 import numpy as np
@@ -14,16 +15,18 @@ import torch
 
 from procengine.bench.roofline import MachineLimits
 
-_READ_BYTES: Final = 1 << 29  # far more than a cache holds
+_BLOCK_BYTES: Final = 1 << 26  # read in a millisecond or two: short enough to be left alone now and then
+_NUM_BLOCKS: Final = 16  # by turns: far more than a cache holds
 _SIZES: Final = ((2048, 2048, 2048), (1024, 576, 3072), (512, 576, 1536))  # M, K, N: one of them suits each library
 
 
 def measure_limits(num_threads: int, seconds: float) -> MachineLimits:
     """The best of `seconds` for each limit: whatever else runs on the machine can only make it less."""
     torch.set_num_threads(num_threads)
-    block = torch.from_numpy(np.ones(_READ_BYTES // 4, np.float32))  # numpy asks for huge pages, torch does not
+    memory = np.ones(_NUM_BLOCKS * _BLOCK_BYTES // 4, np.float32)  # numpy asks for huge pages, torch does not
+    blocks = cycle(torch.from_numpy(memory).chunk(_NUM_BLOCKS))
     return MachineLimits(
-        read_gb_per_s=_READ_BYTES / _least_s(block.sum, seconds) / 1e9,
+        read_gb_per_s=_BLOCK_BYTES / _least_s(lambda: next(blocks).sum(), seconds) / 1e9,
         gop_per_s={
             "bf16": max(_gop_per_s(torch.matmul, torch.bfloat16, *size, seconds) for size in _SIZES),
             "int8": max(_gop_per_s(_int8_product, torch.int8, *size, seconds) for size in _SIZES),

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 _COLORS: Final = {"4-bit": "#3267a8", "int8": "#d9822b", "bf16": "#4c9a5b"}
 _MARKERS: Final = ("o", "s", "^")
-_STYLE: Final = {"svg.fonttype": "none", "svg.hashsalt": "scaling", "font.size": 9}  # text as text, the same each time
+_STYLE: Final[dict[Any, Any]] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "scaling",
+    "font.size": 9,
+}  # text as text, the same each time
 
 
 def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:

@@ -54,11 +54,11 @@ def disturbed(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """One group for all cells, with everything that the defaults have. A hang is noticed soon."""
     folder = tmp_path_factory.mktemp("faults")
     injector = Injector(folder)
-    options = ("--device", "cpu", "--max-model-len", 2048, "--num-blocks", 600)
-    limits = ("--max-num-batched-tokens", 128, "--max-num-seqs", 16, "--restart-window", 0.1, "--step-timeout", 5)
+    sizes = ("--max-model-len", 2048, "--num-blocks", 600, "--max-num-batched-tokens", 128, "--max-num-seqs", 16)
+    limits = ("--restart-window", 0.1, "--step-timeout", 5)
     env = injector.environment | {"FAULTS_DEVICE": "model"}
     name = f"faults-{os.getpid()}"
-    with Served(smollm2_gguf, folder, *options, *limits, name=name, env=env) as group:
+    with Served(smollm2_gguf, folder, "--device", "cpu", *sizes, *limits, name=name, env=env) as group:
         yield group.wait_ready(), injector
 
 
