@@ -129,14 +129,14 @@ class Engine:
             self._forget(request)
         return len(ended)
 
-    def lose_worker(self, rank: int, epoch: int) -> list[Finish]:
+    def lose_worker(self, rank: int, epoch: int, *, has_died: bool = True) -> list[Finish]:
         """The worker of this epoch is gone: its requests go on, from what they have, on the other workers or, if there
         is none, on its successor. One at whose same place two workers died goes on alone until it is past that; if a
-        third one dies there, it ends. Returns the ends.
+        third one dies there, it ends. Returns the ends. One that has not died was asked to go, with nothing in flight.
         """
         ends: list[Finish] = []
         lost = self.pipelines[rank]
-        for workflow, request in lost.lose_worker(epoch):
+        for workflow, request in lost.lose_worker(epoch, has_died=has_died):
             if request.num_worker_deaths > _MAX_WORKER_DEATHS:
                 self._forget(request)
                 request.is_finished = True

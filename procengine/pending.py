@@ -82,7 +82,7 @@ class Pending:
         return self.submit is not None and not self.is_aborted and (self.is_collected or not self.cursors)
 
     def restart(self, epoch: int, first_key: int) -> None:
-        """Forget what has come: it begins anew, at the frontend of this epoch."""
+        """Forget what has come: it begins anew, under a key of `first_key` or more; `epoch` is what is sent."""
         self.epoch, self.first_key = epoch, first_key
         self.num_open = self.num_choices
         self.cursors.clear()

@@ -65,7 +65,7 @@ class Planner(Protocol):
     def add(self, request: Any) -> None: ...
     def finish(self, request: Any) -> None: ...
     def take_failed(self) -> list[tuple[Any, str]]: ...
-    def take_all(self) -> list[Any]: ...
+    def take_all(self, *, has_died: bool = True) -> list[Any]: ...
     def plan(self) -> Any | None: ...
     def build(self, plan: Any, step_id: int, epoch: int) -> PlannedStep: ...
     def apply(self, sent: object, header: Any, payload: NDArray[np.int32]) -> list[tuple[Any, str]]: ...
@@ -103,7 +103,7 @@ class Pipeline:
     ) -> None:
         self.rank = rank
         self.epoch = epoch  # of its worker
-        self.is_up = True  # there is a worker of this epoch
+        self.is_up = True  # there is a worker of this epoch, and it gets steps
         self.num_steps = 0
         self._first_step_id = first_step_id
         self._make_planners = make_planners
@@ -133,7 +133,7 @@ class Pipeline:
         each = [planner.gauges for planner in self.planners.values()]
         return each[0] if len(each) == 1 else Gauges(*map(sum, zip(*each, strict=True)))
 
-    def lose_worker(self, epoch: int) -> list[tuple[str, AnyRequest]]:
+    def lose_worker(self, epoch: int, *, has_died: bool = True) -> list[tuple[str, AnyRequest]]:
         """The worker of this epoch is gone, and with it every step in flight and every block. Returns (workflow,
         request) of all that is unfinished, in order of service; new planners wait for the next worker.
         """
@@ -144,7 +144,7 @@ class Pipeline:
         self._turn = deque(self.planners.values())
         for name, planner in self.planners.items():
             planner.counters.add(lost[name].counters)
-        return [(name, request) for name, planner in lost.items() for request in planner.take_all()]
+        return [(name, request) for name, planner in lost.items() for request in planner.take_all(has_died=has_died)]
 
     def next_step(self) -> PlannedStep | None:
         """A step to send now; None if the window is full or nothing can run."""

@@ -24,6 +24,7 @@ from procengine.errors import (
     InvalidRequestError,
     ProcengineError,
     ProtocolError,
+    RequestFailedError,
     ShuttingDownError,
 )
 from procengine.messages import (
@@ -32,6 +33,7 @@ from procengine.messages import (
     Abort,
     GetStats,
     Hello,
+    Lost,
     Received,
     Rejected,
     Stats,
@@ -81,6 +83,7 @@ class ClientDoor:
         self._engine: Engine | None = None
         self._steps: StepPump | None = None
         self._is_draining = False
+        self._paused: list[tuple[bytes, Submit | Abort, int]] | None = None  # what came while nothing is taken
         self._tokenize = _tokenize_queue(child, loop)
         # A frame over the limit drops the connection, so the limit here is a backstop; _on_submit tells the client.
         backstop = 2 * child.config.limits.max_request_bytes + 65536
@@ -95,6 +98,31 @@ class ClientDoor:
     def start_drain(self) -> None:
         """From here on they are refused."""
         self._is_draining = True
+
+    def pause(self) -> None:
+        """Requests wait from here on, until `go_on` or `turn_away`."""
+        self._paused = self._paused or []
+
+    def go_on(self) -> None:
+        """Take those that have waited, and all others."""
+        paused, self._paused = self._paused or [], None
+        for client, message, num_bytes in paused:
+            if isinstance(message, Submit):
+                self._on_submit(client, message, num_bytes)
+            else:
+                self._on_abort(client, message.request_id)
+
+    def turn_away(self) -> None:
+        """Those that have waited are for our successor: their clients send them again."""
+        paused = self._paused or []
+        aborted = {(client, message.request_id) for client, message, _ in paused if isinstance(message, Abort)}
+        for client, message, _ in paused:
+            if (client, message.request_id) in aborted:
+                if isinstance(message, Submit):
+                    self._reject(client, message.request_id, RequestFailedError("aborted before it was accepted"))
+            else:
+                text = "the frontend was restarted before it had taken this request"
+                self._send(client, Lost(self._child.epoch, [message.request_id], text))
 
     @property
     def is_draining(self) -> bool:
@@ -166,6 +194,9 @@ class ClientDoor:
         received_ns = time.monotonic_ns()
         owner = (client, message.request_id)
         self._clients.add(client)
+        if self._paused is not None:
+            self._paused.append((client, message, num_bytes))
+            return
         if message.epoch not in (-1, self._child.epoch):
             self._send(client, Received(message.request_id, self._child.epoch))
         try:
@@ -235,6 +266,8 @@ class ClientDoor:
     def _on_abort(self, client: bytes, request_id: str) -> None:
         if (client, request_id) in self._tokenizing:
             self._tokenizing[client, request_id] = True
+        elif self._paused is not None and any(m.request_id == request_id and c == client for c, m, _ in self._paused):
+            self._paused.append((client, Abort(request_id), 0))
         elif self._engine is not None:
             for finish in self._engine.abort(client, request_id):
                 self._to_output.send(finish)
@@ -242,7 +275,7 @@ class ClientDoor:
     def _reject(self, client: bytes, request_id: str, error: ProcengineError) -> None:
         self._send(client, Rejected(request_id, error.code, str(error)))
 
-    def _send(self, client: bytes, message: Welcome | Received | Rejected | Stats) -> None:
+    def _send(self, client: bytes, message: Welcome | Received | Rejected | Lost | Stats) -> None:
         if not ipc.send_routed(self._socket, client, encode(message)):
             self._clients.discard(client)
         if self._reader is not None:

@@ -35,6 +35,7 @@ from procengine.messages import (
     Finish,
     FromFrontend,
     FrontendLost,
+    Leave,
     Lost,
     OutputLost,
     Outputs,
@@ -44,6 +45,7 @@ from procengine.messages import (
     Replay,
     Resume,
     Resync,
+    RetireWorker,
     Shutdown,
     TextStop,
     WorkerLost,
@@ -325,7 +327,13 @@ class Output:
                 self._held.shorten(time.monotonic() + _HOLD_AT_END_S)
             case FrontendLost(epoch, end):
                 self._on_frontend_lost(epoch, end)
-            case WorkerLost() | OutputLost():  # these are the frontend's business
+            case Leave():
+                self._registers.drain()
+                if self._results is not None:
+                    self._results.drain()
+                self._flush()
+                self._on_end()
+            case WorkerLost() | OutputLost() | RetireWorker():  # these are the frontend's business
                 pass
 
     def _end_all(self, error: str) -> None:

@@ -65,7 +65,7 @@ def _marks(cell: Cell) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("cell", [pytest.param(cell, id=str(cell), marks=_marks(cell)) for cell in CELLS])
 def test_nothing_is_lost(cell: Cell, groups: Groups) -> None:
     options = options_of(cell)
-    is_shared = cell.outcome == "exact" and cell.phase not in ("starting", "draining")
+    is_shared = cell.outcome in ("exact", "lost") and cell.phase not in ("starting", "draining")
     if is_shared:
         group, injector = groups.shared(options)
     else:
