@@ -5,8 +5,8 @@ children's pidfds and logs, signals, and the death pipe of whoever launched it.
 
 Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
 gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
-hears why, and the exit status is 1. Workers and the output process are restarted first, up to a limit; so is the
-metrics process, and after that the group goes on without it.
+hears why, and the exit status is 1. Workers, the output process and those that serve HTTP are restarted first, up to a
+limit; so is the metrics process, and after that the group goes on without it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from procengine import ipc
 from procengine.child_process import ChildProcess, child_name, cpu_seconds, rss_bytes, write_log
 from procengine.config import EngineConfig
 from procengine.errors import ProcengineError
-from procengine.http_listener import listen, url_of
+from procengine.http_listener import close_listener, listen, listen_unix, url_of
 from procengine.messages import (
     UNREADABLE,
     ChildStats,
@@ -59,8 +60,9 @@ _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
 _DUMP_S = 0.5  # for a hung child to write its stacks
-_RESTARTED_ROLES = ("worker", "output", "metrics")
+_RESTARTED_ROLES = ("worker", "output", "metrics", "api")
 _OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
+_LAST_ROLES = ("frontend", "worker", "metrics", "api")  # to end when the output process has sent its last texts
 
 
 class Supervisor:
@@ -84,9 +86,7 @@ class Supervisor:
         self._restart_policies: dict[str, RestartPolicy] = {}
         self._restarts_due: list[tuple[float, ChildProcess]] = []
         self._kills_due: list[tuple[float, ChildProcess]] = []
-        port = config.metrics.port
-        self._listener = None if port is None else listen(config.metrics.host, port, "metrics_port")
-        self._urls = {"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}
+        self._listeners, self._urls = _open_listeners(config)
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
         self._death_pipe = os.pipe()  # its write end is never written: children see it close
@@ -105,8 +105,8 @@ class Supervisor:
                         handler()
                 self._check_deadlines()
         finally:
-            if self._listener is not None:
-                self._listener.close()
+            for listener in self._listeners.values():
+                close_listener(listener)
             for child in self._children:
                 child.kill()
             self._context.destroy(linger=100)
@@ -121,11 +121,11 @@ class Supervisor:
             ChildProcess(role, rank, 0, self._config, self._death_pipe[0], self._make_spans(child_name(role, rank)))
             for role, rank in roles
         ]
-        if self._config.metrics.is_on:
-            listen_fd = self._listener.fileno() if self._listener else None
-            children.append(
-                ChildProcess("metrics", 0, 0, self._config, self._death_pipe[0], spans_fd=None, listen_fd=listen_fd)
-            )
+        optional = [("metrics", 0)] if self._config.metrics.is_on else []
+        optional += [("api", rank) for rank in range(self._config.api.num_workers) if self._config.api.is_on]
+        for role, rank in optional:
+            listen_fd = self._listeners[role].fileno() if role in self._listeners else None
+            children.append(ChildProcess(role, rank, 0, self._config, self._death_pipe[0], None, listen_fd))
         return children
 
     def _make_spans(self, name: str) -> int | None:
@@ -241,7 +241,7 @@ class Supervisor:
         elif not any(c.is_alive for c in self._children):
             self._state = "gone"
         elif child.role == "output" and not self._error:
-            self._shut_down("frontend", "worker", "metrics")
+            self._shut_down(*_LAST_ROLES)
 
     def _hear_last_words(self, child: ChildProcess) -> None:
         """One that gave up has said why, but its death may be known a moment before its message is here."""
@@ -297,8 +297,8 @@ class Supervisor:
             self._fail(end)
             return
         write_log(f"procengine: {end}\nprocengine: the group goes on without {child.name}\n")
-        if self._listener is not None:
-            self._listener.close()  # who asks shall hear at once that nobody answers
+        if child.role in self._listeners:
+            close_listener(self._listeners[child.role])  # who asks shall hear at once that nobody answers
 
     def _start_due_children(self) -> None:
         now_s = time.monotonic()
@@ -320,7 +320,7 @@ class Supervisor:
     def _drain(self, timeout_s: float) -> None:
         self._state = "draining"
         self._deadline_s = time.monotonic() + timeout_s + _STOP_GRACE_S
-        for role in ("frontend", "output"):
+        for role in ("frontend", "output", "api"):
             self._send_to(role, Drain(timeout_s))
 
     def _stop(self, error: str | None = None) -> None:
@@ -330,11 +330,11 @@ class Supervisor:
         self._deadline_s = time.monotonic() + _STOP_GRACE_S
         output = self._child("output", 0)
         if error:
-            self._shut_down("output", "frontend", "worker", "metrics", error=error)
+            self._shut_down("output", *_LAST_ROLES, error=error)
         elif output is not None and output.is_alive:
             self._shut_down("output")  # alone: while its last texts are under way, nobody may say "gone"
         else:
-            self._shut_down("frontend", "worker", "metrics")
+            self._shut_down(*_LAST_ROLES)
 
     def _shut_down(self, *roles: str, error: str | None = None) -> None:
         for role in roles:
@@ -386,7 +386,7 @@ class Supervisor:
         self._query_id += 1
         self._stats_by_child.clear()
         self._status_deadline_s = time.monotonic() + _STATUS_WAIT_S
-        for role in ("frontend", "output", "worker", "metrics"):
+        for role in ("output", *_LAST_ROLES):
             self._send_to(role, Query(self._query_id))
 
     def _on_child_stats(self, identity: bytes, stats: ChildStats) -> None:
@@ -415,6 +415,26 @@ class Supervisor:
     @staticmethod
     def _resources(pid: int, started_s: float) -> tuple[float, int, float]:
         return time.monotonic() - started_s, rss_bytes(pid), cpu_seconds(pid)
+
+
+def _open_listeners(config: EngineConfig) -> tuple[dict[str, socket.socket], dict[str, str]]:
+    """What the processes that serve HTTP accept on, by role, and the URLs of it for the ready line."""
+    listeners: dict[str, socket.socket] = {}
+    urls: dict[str, str] = {}
+    metrics, api = config.metrics, config.api
+    if metrics.port is not None:
+        listeners["metrics"] = listen(metrics.host, metrics.port, "metrics_port")
+        urls["metrics"] = f"{url_of(listeners['metrics'])}/metrics"
+    elif metrics.uds is not None:
+        listeners["metrics"] = listen_unix(metrics.uds, "metrics")
+    if api.port is not None:
+        listeners["api"] = listen(api.host, api.port, "port")
+        scheme = "http" if api.ssl_certfile is None else "https"
+        urls["http"] = url_of(listeners["api"]).replace("http", scheme, 1)
+    elif api.uds is not None:
+        listeners["api"] = listen_unix(api.uds, "uds")
+        urls["http"] = f"unix:{api.uds}"
+    return listeners, urls
 
 
 def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:

@@ -1,0 +1,23 @@
+"""The table of all routes: the one place to see what the server answers."""
+
+from __future__ import annotations
+
+from procengine.api.generation_routes import chat, complete
+from procengine.api.routes import Route, RouteTable
+from procengine.api.server_routes import list_models, live, show_model, version
+
+__all__ = ["all_routes"]
+
+
+def all_routes() -> RouteTable:
+    """Every route."""
+    return RouteTable(
+        [
+            Route("GET", "/live", live, is_public=True),
+            Route("GET", "/version", version),
+            Route("GET", "/v1/models", list_models),
+            Route("GET", "/v1/models/", show_model),
+            Route("POST", "/v1/chat/completions", chat),
+            Route("POST", "/v1/completions", complete),
+        ]
+    )
