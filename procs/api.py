@@ -21,6 +21,7 @@ from procengine import ipc
 from procengine.api.all_routes import all_routes
 from procengine.api.front_door import FrontDoor
 from procengine.api.group_link import GroupLink
+from procengine.api.group_status import GroupStatus
 from procengine.api.http_server import HttpServer
 from procengine.api.service import Service
 from procengine.child import Child, run_child, run_loop
@@ -51,7 +52,8 @@ class Api:
         self._child = child
         self._loop = loop
         self._link = GroupLink(loop, child.context, child.endpoint("frontend"), self._on_attached)
-        self._service = Service(child.config, self._link)
+        status = GroupStatus(loop, child.context, child.endpoint("control"))
+        self._service = Service(child.config, self._link, status)
         self._door = FrontDoor(self._service, all_routes())
         self._server = HttpServer(
             loop,

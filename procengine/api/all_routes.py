@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from procengine.api.generation_routes import chat, complete
 from procengine.api.routes import Route, RouteTable
-from procengine.api.server_routes import list_models, live, show_model, version
+from procengine.api.server_routes import health, list_models, live, metrics, ready, show_model, version
+from procengine.api.token_routes import detokenize, tokenize
 
 __all__ = ["all_routes"]
 
@@ -14,7 +15,12 @@ def all_routes() -> RouteTable:
     return RouteTable(
         [
             Route("GET", "/live", live, is_public=True),
+            Route("GET", "/health", health, is_public=True),
+            Route("GET", "/ready", ready),
             Route("GET", "/version", version),
+            Route("GET", "/metrics", metrics),
+            Route("POST", "/tokenize", tokenize),
+            Route("POST", "/detokenize", detokenize),
             Route("GET", "/v1/models", list_models),
             Route("GET", "/v1/models/", show_model),
             Route("POST", "/v1/chat/completions", chat),

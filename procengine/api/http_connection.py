@@ -251,7 +251,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(data)
         self._exchange = None
         self.deadline_s = self._loop.time() + _IDLE_S
-        if not keeps_alive or self._owner.is_closing:
+        if not keeps_alive or self.is_closing:
             self._hang_up()
         elif self._parsed:
             self._start_next()
@@ -346,6 +346,8 @@ class HttpConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._is_deaf = True  # whatever it was to be, it is answered as HTTP/1.1, and then this ends
+            if self._exchange is None:
+                self._hang_up()
         except httptools.HttpParserError as error:
             if not self._is_deaf:
                 self._refuse(400, f"not HTTP/1.1: {error}")

@@ -16,7 +16,7 @@ from procengine.api.errors import ApiError, bad_request
 __all__ = ["decode_body", "json_bytes"]
 
 _T = TypeVar("_T")
-_PLACE: Final = re.compile(r"^(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`$", re.DOTALL)
+_PLACE: Final = re.compile(r"^(?P<what>.*) - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?$")
 _MISSING: Final = re.compile(r"^Object missing required field `(?P<name>[^`]*)`(?: - at `\$\.?(?P<path>[^`]*)`)?$")
 _encoder: Final = msgspec.json.Encoder()

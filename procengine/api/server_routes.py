@@ -5,20 +5,60 @@ Owns: those answers. Never does: look into another process: the supervisor is as
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import procengine
+from procengine.api.errors import ApiError
 from procengine.api.exchange import Response
 from procengine.api.json_body import json_bytes
+from procengine.api.metrics_page import fetch_metrics
 from procengine.api.routes import Call
+from procengine.errors import EngineDeadError, ShuttingDownError
+from procengine.groups import describe
+from procengine.profiling.process_watch import process_name
 
-__all__ = ["list_models", "live", "show_model", "version"]
+__all__ = ["health", "list_models", "live", "metrics", "ready", "show_model", "version"]
+
+_NOT_ANSWERING = frozenset({"silent", "dead"})
 
 
 def live(call: Call) -> None:
     """`GET /live`: this process answers."""
     call.exchange.send(Response(200, json_bytes({"status": "ok"})))
+
+
+def ready(call: Call) -> None:
+    """`GET /ready`: a request that comes now is taken."""
+    service = call.service
+    if service.error is not None:
+        raise EngineDeadError(service.error)
+    if service.is_draining:
+        raise ShuttingDownError("the group is shutting down and takes no new requests")
+    if service.link.is_attached and describe(Path(service.config.group.run_dir)) is not None:
+        call.exchange.send(Response(200, json_bytes({"status": "ok"})))
+    else:
+        raise ApiError(503, "the group is still starting", code="starting", retry_after_s=1)
+
+
+async def health(call: Call) -> None:
+    """`GET /health`: every process of the group answers. Says what they do."""
+    service = call.service
+    status = await service.status.ask()
+    processes = {} if status is None else {process_name(one): one.state for one in status.processes}
+    bad = [name for name, state in processes.items() if state in _NOT_ANSWERING]
+    if service.error is not None or service.is_draining or not processes or bad:
+        text = service.error or ("draining" if service.is_draining else "unwell")
+        about = {"status": text, "processes": processes}
+        call.exchange.send(Response(503, json_bytes(about), headers=(("Retry-After", "1"),)))
+    else:
+        call.exchange.send(Response(200, json_bytes({"status": "ok", "processes": processes})))
+
+
+async def metrics(call: Call) -> None:
+    """`GET /metrics`: for Prometheus."""
+    call.exchange.send(await fetch_metrics(call.service.config))
 
 
 def version(call: Call) -> None:

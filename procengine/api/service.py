@@ -5,13 +5,16 @@ Owns: names of the model, its tokenizer and template for what is not generation.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from procengine.api.answer import AnswerFacts
 from procengine.api.errors import ApiError
 from procengine.api.group_link import GroupLink
+from procengine.api.group_status import GroupStatus
 from procengine.api.logprobs import TokenNames
 from procengine.chat_template import ChatTemplate
 from procengine.client_link import new_call_seed
@@ -23,17 +26,21 @@ from procengine.tokenizer import Tokenizer
 
 __all__ = ["Service"]
 
+_T = TypeVar("_T")
+
 
 class Service:
     """One process's. `link` is set once, when the process is wired."""
 
-    def __init__(self, config: EngineConfig, link: GroupLink) -> None:
+    def __init__(self, config: EngineConfig, link: GroupLink, status: GroupStatus) -> None:
         self.config = config
         self.link = link
+        self.status = status
         self.tokenizer = Tokenizer.load(config.model.tokenizer_path)
         self.is_draining = False
         self.error: str | None = None  # why the group ends, if it does with an error
         self.started_s = int(time.time())
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
         self._token_bytes = Detokenizer(self.tokenizer).token_bytes
         model = config.model
         self._template = (
@@ -79,7 +86,17 @@ class Service:
         names = TokenNames(self._token_bytes, as_ids=tokens_as_ids)
         return AnswerFacts(answer_id, int(time.time()), self.model_names[0], names, new_call_seed())
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+    async def in_thread(self, work: Callable[[], _T]) -> _T:
+        """What takes too long for the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt that the frontend would make of a conversation.
 
         Raises:
@@ -87,4 +104,4 @@ class Service:
         """
         if self._template is None:
             raise InvalidRequestError("messages: this model has no chat template; send a prompt instead")
-        return self._template.render(messages, tools=tools)
+        return self._template.render(messages, add_generation_prompt, tools)
