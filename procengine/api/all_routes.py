@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from procengine.api.embedding_routes import embed, rerank, score
 from procengine.api.generation_routes import chat, complete
 from procengine.api.routes import Route, RouteTable
 from procengine.api.server_routes import health, list_models, live, metrics, ready, show_model, version
@@ -25,5 +26,8 @@ def all_routes() -> RouteTable:
             Route("GET", "/v1/models/", show_model),
             Route("POST", "/v1/chat/completions", chat),
             Route("POST", "/v1/completions", complete),
+            Route("POST", "/v1/embeddings", embed),
+            Route("POST", "/v1/score", score),
+            Route("POST", "/v1/rerank", rerank),
         ]
     )

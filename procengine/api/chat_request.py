@@ -10,10 +10,11 @@ from typing import Any, Final
 import msgspec
 
 from procengine.api.chat_messages import plain_messages
+from procengine.api.conversation import conversation_body
 from procengine.api.generation_fields import GenerationFields, sampling_params
-from procengine.client_bodies import Body, generate_body, messages_body
+from procengine.client_bodies import Body
 from procengine.errors import InvalidRequestError
-from procengine.tool_calls.offer import ToolOffer, make_offer
+from procengine.tool_calls.offer import ToolOffer
 
 __all__ = ["CHAT_DECODER", "ChatRequest", "chat_body"]
 
@@ -85,15 +86,16 @@ def chat_body(request: ChatRequest, tool_call_parser: str) -> tuple[Body, ToolOf
         InvalidRequestError: names the field.
     """
     request.check(_REFUSED)
-    offer = make_offer(request.tools or None, _tool_choice(request), tool_call_parser)
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-    streams = bool(request.stream)
-    params = sampling_params(request, max_tokens=max_tokens, logprobs=request.num_logprobs, streams=streams)
-    params = offer.stream_params(params) if streams else offer.params(params)
-    body = messages_body(plain_messages(request.messages), offer.tools)
-    return generate_body(body, params, request.priority or 0, request.cache_salt or ""), offer
-
-
-def _tool_choice(request: ChatRequest) -> Any:
-    # Clients that always send both, with nothing to offer, mean nothing by it.
-    return None if not request.tools and request.tool_choice in ("auto", "none") else request.tool_choice
+    params = sampling_params(
+        request, max_tokens=max_tokens, logprobs=request.num_logprobs, streams=bool(request.stream)
+    )
+    return conversation_body(
+        plain_messages(request.messages),
+        params,
+        request.tools,
+        request.tool_choice,
+        tool_call_parser,
+        request.priority,
+        request.cache_salt,
+    )

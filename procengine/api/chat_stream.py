@@ -11,14 +11,12 @@ from typing import Any
 
 from procengine.api.answer import AnswerFacts
 from procengine.api.chat_request import ChatRequest
+from procengine.api.conversation import ContentStream
 from procengine.api.errors import ApiError, openai_body
 from procengine.api.json_body import json_bytes
 from procengine.api.logprobs import chat_logprobs, prompt_logprob_maps
 from procengine.api.usage import UsageCounter
 from procengine.messages import Delta
-from procengine.outputs import StreamDelta, stream_delta
-from procengine.tool_calls.calls import ToolCallDelta
-from procengine.tool_calls.reading import CallStream
 
 __all__ = ["DONE", "ChatStream"]
 
@@ -35,7 +33,7 @@ class ChatStream:
         self._facts = facts
         self._usage = UsageCounter()
         self._begun: set[int] = set()
-        self._calls = CallStream(style, facts.call_seed) if style is not None else None
+        self._content = ContentStream(style, facts.call_seed, parallel=request.parallel_tool_calls is not False)
         self._num_top = request.num_logprobs
         # Whether an event may hold more than a text: then all go the long way.
         self._is_rich = (
@@ -95,23 +93,19 @@ class ChatStream:
         return self._event([choice], **extra)
 
     def _rich(self, delta: Delta) -> bytes:
-        shown: Delta | StreamDelta = delta
-        calls: list[ToolCallDelta] | None = None
-        if self._calls is not None:
-            shown = self._calls.read(stream_delta(delta))
-            calls = _visible(shown.tool_calls, self._request.parallel_tool_calls)
-        content: dict[str, Any] = {"content": shown.text} if shown.text else {}
+        text, calls, finish_reason = self._content.read(delta)
+        content: dict[str, Any] = {"content": text} if text else {}
         if calls:
             content["tool_calls"] = calls
-        if not content and shown.finish_reason is None and self._num_top is None and not self._request.return_token_ids:
+        if not content and finish_reason is None and self._num_top is None and not self._request.return_token_ids:
             return b""
         choice: dict[str, Any] = {
             "index": delta.index,
             "delta": content,
             "logprobs": self._logprobs(delta),
-            "finish_reason": shown.finish_reason,
+            "finish_reason": finish_reason,
         }
-        if shown.finish_reason is not None:
+        if finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
         if self._request.return_token_ids:
             choice["token_ids"] = delta.token_ids
@@ -125,7 +119,3 @@ class ChatStream:
 
     def _event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
         return b"data: " + json_bytes({**self._head, "choices": choices, **extra}) + b"\n\n"
-
-
-def _visible(calls: list[ToolCallDelta] | None, parallel: bool | None) -> list[ToolCallDelta] | None:
-    return [call for call in calls if call.index == 0] if calls and parallel is False else calls

@@ -48,7 +48,10 @@ def depth(group: Served) -> int:
         (("--mock-step-ms", 20), [long()]),
         (("--mock-step-ms", 20), [long(stream=True)]),
         (("--mock-step-ms", 20), [long(prompt=[as_ids(3, at) for at in range(5)], n=3)]),
-        (("--mock-step-ms", 400, "--max-num-batched-tokens", 16, "--max-num-seqs", 16), [long(prompt=as_ids(1900), max_tokens=100)]),
+        (
+            ("--mock-step-ms", 400, "--max-num-batched-tokens", 16, "--max-num-seqs", 16),
+            [long(prompt=as_ids(1900), max_tokens=100)],
+        ),
         (("--mock-step-ms", 20, "--max-num-seqs", 1), [long(), long(), long(stream=True)]),
     ],
     ids=["whole", "stream", "many", "prefill", "queued"],
