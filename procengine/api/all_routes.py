@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from procengine.api.anthropic_routes import count_tokens, create_message
 from procengine.api.embedding_routes import embed, rerank, score
-from procengine.api.generation_routes import chat, complete
+from procengine.api.generation_routes import chat, complete, respond
 from procengine.api.routes import Route, RouteTable
 from procengine.api.server_routes import health, list_models, live, metrics, ready, show_model, version
 from procengine.api.token_routes import detokenize, tokenize
@@ -26,6 +27,9 @@ def all_routes() -> RouteTable:
             Route("GET", "/v1/models/", show_model),
             Route("POST", "/v1/chat/completions", chat),
             Route("POST", "/v1/completions", complete),
+            Route("POST", "/v1/responses", respond),
+            Route("POST", "/v1/messages", create_message, is_anthropic=True),
+            Route("POST", "/v1/messages/count_tokens", count_tokens, is_anthropic=True),
             Route("POST", "/v1/embeddings", embed),
             Route("POST", "/v1/score", score),
             Route("POST", "/v1/rerank", rerank),

@@ -1,6 +1,6 @@
 """`/v1/embeddings`, `/v1/score` and `/v1/rerank`, through the group's `embed` workflow.
 
-Owns: their shapes, and likeness as the cosine of two vectors (which have length 1). Never does: run a cross encoder.
+Owns: their shapes, and likeness as the cosine of two vectors. Never does: run a cross encoder.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def score(call: Call) -> None:
     def render(items: Items) -> Response:
         vectors = dict(zip(texts, map(_vector, _embeddings(items)), strict=True))
         scores = [
-            {"index": index, "object": "score", "score": float(vectors[one] @ vectors[other])}
+            {"index": index, "object": "score", "score": _cosine(vectors[one], vectors[other])}
             for index, (one, other) in enumerate(pairs)
         ]
         facts = call.service.answer_facts(f"score-{call.request_id}")
@@ -128,7 +128,7 @@ def rerank(call: Call) -> None:
 
 def _ranking(call: Call, request: RerankRequest, documents: list[str], items: Items) -> Response:
     query, *vectors = map(_vector, _embeddings(items))
-    scores = [float(query @ vector) for vector in vectors]
+    scores = [_cosine(query, vector) for vector in vectors]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
     results = [
         {
@@ -179,6 +179,12 @@ def _embeddings(items: Items) -> list[Embedding]:
 
 def _vector(embedding: Embedding) -> NDArray[np.float32]:
     return np.frombuffer(embedding.data, "<f4")
+
+
+def _cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """0 for a vector without a direction."""
+    length = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
+    return float(one @ other) / length if length else 0.0
 
 
 def _usage(items: Items) -> dict[str, int]:

@@ -196,7 +196,7 @@ def test_requests_are_refused_while_the_group_starts(serve: Callable[..., Served
         return None
 
     answer = wait_until(first, "somebody answers", 30.0)
-    assert answer.status in (200, 503)
+    assert answer is not None and answer.status in (200, 503)
     group.wait_ready()
     assert client.get("/ready").status == 200
 
