@@ -77,7 +77,7 @@ class MessagesStream:
     def _call(self, call: ToolCallDelta) -> list[bytes]:
         parts: list[bytes] = []
         if self._open != call.index:
-            block = {"type": "tool_use", "id": call.id, "name": call.function.name, "input": {}}
+            block: dict[str, Any] = {"type": "tool_use", "id": call.id, "name": call.function.name, "input": {}}
             parts = [*self._close(), self._start(call.index, block)]
         if call.function.arguments:
             delta = {"type": "input_json_delta", "partial_json": call.function.arguments}

@@ -33,6 +33,7 @@ _COMMANDS: Final = {
     "serve": _Command("procengine.cli.serve", "launch a process group and keep it running"),
     "chat": _Command("procengine.cli.chat", "talk to a running group"),
     "generate": _Command("procengine.cli.generate", "launch, answer prompts, tear down"),
+    "run-batch": _Command("procengine.cli.run_batch", "answer a file of requests"),
     "ps": _Command("procengine.cli.ps", "show every process of the running groups"),
     "top": _Command("procengine.cli.top", "watch a running group"),
     "pull": _Command("procengine.cli.pull", "fetch a model"),
