@@ -54,11 +54,12 @@ class _Connection:
 class HttpBenchClient:
     """A client of one group that measures over HTTP. What it asks of the group itself goes through `own`."""
 
-    def __init__(self, own: BenchClient, url: str) -> None:
+    def __init__(self, own: BenchClient, url: str, key: str | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None or parts.port is None:
             raise ConfigError(f"--http: the group serves no plain HTTP on a port ({url or 'none at all'})")
         self._own = own
+        self._key = b"" if key is None else b"Authorization: Bearer %b\r\n" % key.encode()
         self._address = (parts.hostname, parts.port)
         self._free: list[_Connection] = []
         self._busy: dict[int, _Connection] = {}
@@ -119,8 +120,8 @@ class HttpBenchClient:
         body["messages" if is_chat else "prompt"] = request.prompt
         data = msgspec.json.encode(body)
         path = b"/v1/chat/completions" if is_chat else b"/v1/completions"
-        head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        return head % (path, len(data)) + data
+        head = b"POST %b HTTP/1.1\r\nHost: localhost\r\n%bContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        return head % (path, self._key, len(data)) + data
 
     def _send(self, pending: Pending, frame: bytes) -> None:
         connection = self._free.pop()

@@ -37,6 +37,7 @@ from procengine.bench.workload import (
 )
 from procengine.cli.bench_load_args import NUM_PROMPTS, add_load_arguments, check_load_arguments
 from procengine.cli.engine_args import engine_args_from
+from procengine.config import ApiConfig
 from procengine.errors import ConfigError, ProcengineError
 from procengine.groups import find_group
 from procengine.launch import launch_group
@@ -120,7 +121,7 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
 def _target(args: argparse.Namespace) -> Iterator[_Target]:
     """The group to measure: a private one for MODEL, else the running one."""
     with contextlib.ExitStack() as exits:
-        config = None
+        config, keys = None, ()
         if args.model is None:
             info = find_group(args.group)
         else:
@@ -128,10 +129,11 @@ def _target(args: argparse.Namespace) -> Iterator[_Target]:
             if _is_http(args) and engine_args.port is None:
                 engine_args = msgspec.structs.replace(engine_args, port=0)
             resolved = resolve(engine_args)
-            config = msgspec.to_builtins(resolved)
+            config = msgspec.to_builtins(msgspec.structs.replace(resolved, api=ApiConfig()))  # its keys are no figures
+            keys = resolved.api.api_keys
             info = find_group(exits.enter_context(launch_group(resolved)).endpoint)
         own = BenchClient(info)
-        client = HttpBenchClient(own, info.http) if _is_http(args) else own
+        client = HttpBenchClient(own, info.http, keys[0] if keys else None) if _is_http(args) else own
         exits.callback(client.close)
         yield _Target(client, config)
 
