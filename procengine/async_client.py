@@ -54,10 +54,12 @@ class AsyncClient:
 
     Args:
         endpoint_or_group_name: `ipc://...` or a group's name; None is the only running group.
+        resubmit_lost: as for `Client`.
     """
 
-    def __init__(self, endpoint_or_group_name: str | None = None) -> None:
+    def __init__(self, endpoint_or_group_name: str | None = None, *, resubmit_lost: bool = True) -> None:
         self._wanted = endpoint_or_group_name
+        self._resubmits = resubmit_lost
         self._connection: _Connection | None = None
 
     async def connect(self) -> Welcome:
@@ -68,7 +70,7 @@ class AsyncClient:
             EngineDeadError: the group does not answer.
         """
         if self._connection is None:
-            connection = _Connection(find_group(self._wanted))
+            connection = _Connection(find_group(self._wanted), resubmits=self._resubmits)
             self._connection = connection
             try:
                 await asyncio.wait_for(connection.shake_hands(), _CONNECT_TIMEOUT_S)
@@ -213,7 +215,7 @@ class AsyncClient:
 
     async def _run(self, workflow: str, body: Body, request_id: str | None, traceparent: str = "") -> Pending:
         connection, ended = self._connected, asyncio.Event()
-        pending = connection.submit(workflow, body, request_id, traceparent, lambda _: ended.set())
+        pending = connection.submit(workflow, body, request_id, traceparent, lambda _: ended.set(), is_collected=True)
         try:
             await ended.wait()
         finally:
@@ -228,19 +230,23 @@ _AnswerT = TypeVar("_AnswerT", Welcome, Attached, Stats)
 class _Connection:
     """Sockets, readers and the liveness timer of a connected client. Everything runs on one loop."""
 
-    def __init__(self, group: GroupInfo) -> None:
+    def __init__(self, group: GroupInfo, *, resubmits: bool) -> None:
         self.group = group
         self.welcome: Welcome | None = None
-        self._core = ClientCore()
+        self._core = ClientCore(resubmits=resubmits)
         self._identity = new_identity()
         self._loop = asyncio.get_running_loop()
         self._context = ipc.make_context()
         self._links: list[tuple[zmq.Socket[bytes], ipc.SocketReader]] = []
+        self._readers: list[ipc.SocketReader] = []
         self._liveness: asyncio.TimerHandle | None = None
 
     async def shake_hands(self) -> None:
         """Introduce ourselves to the frontend, then to the output process."""
-        welcome = await self._ask(Welcome, self._core.hello, self._link(self.group.endpoint))
+        link = self._link(self.group.endpoint)
+        disconnects = ipc.disconnects_of(link[0])
+        self._readers.append(ipc.SocketReader(self._loop, disconnects, self._on_disconnect))
+        welcome = await self._ask(Welcome, self._core.hello, link)
         await self._attach(self._link(welcome.output_endpoint))
         self.welcome = welcome
 
@@ -258,10 +264,14 @@ class _Connection:
         traceparent: str,
         on_end: OnEnd,
         on_item: OnItem | None = None,
+        *,
+        is_collected: bool = False,
     ) -> Pending:
         """Start a request."""
         sent_ns = time.monotonic_ns()
-        pending, frame = self._core.submit(workflow, body, request_id, on_end, on_item, sent_ns, traceparent)
+        pending, frame = self._core.submit(
+            workflow, body, request_id, on_end, on_item, sent_ns, traceparent, is_collected=is_collected
+        )
         self._send(frame)
         return pending
 
@@ -284,7 +294,7 @@ class _Connection:
         self._core.die(ProcengineError("the client is closed"))
         if self._liveness is not None:
             self._liveness.cancel()
-        for _, reader in self._links:
+        for reader in self._readers:
             reader.close()
         # Aborts are in the kernel's hands within microseconds, unless nobody is there to take them.
         self._context.destroy(linger=0 if is_gone(self.group) else None)
@@ -292,11 +302,17 @@ class _Connection:
     def _link(self, endpoint: str) -> tuple[zmq.Socket[bytes], ipc.SocketReader]:
         socket = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
         reader = ipc.SocketReader(self._loop, socket, self._on_frames)
+        self._readers.append(reader)
         self._links.append((socket, reader))
         return self._links[-1]
 
     def _on_frames(self, frames: list[bytes]) -> None:
         self._core.receive(frames[0], time.monotonic_ns())
+        for frame in self._core.take_frames():
+            self._send(frame)
+
+    def _on_disconnect(self, _: list[bytes]) -> None:
+        self._send(self._core.hello_again())
 
     async def _attach(self, link: tuple[zmq.Socket[bytes], ipc.SocketReader]) -> None:
         """Until an output process answers: one that was asked may have died meanwhile."""

@@ -31,10 +31,11 @@ from procengine.client_bodies import (
     prompt_text,
 )
 from procengine.client_core import ClientCore, OnEnd, Pending, dead_group_error
-from procengine.client_link import ClientLink, new_call_seed
-from procengine.errors import EngineDeadError, ProcengineError
-from procengine.groups import GroupInfo, find_group, is_gone
-from procengine.messages import Attached, Embedding, Stats, Welcome
+from procengine.client_handshake import answer_losses, connect_link
+from procengine.client_link import new_call_seed
+from procengine.errors import ProcengineError
+from procengine.groups import find_group, is_gone
+from procengine.messages import Embedding, Stats, Welcome
 from procengine.outputs import (
     EmbeddingOutput,
     RequestOutput,
@@ -47,33 +48,9 @@ from procengine.sampling_params import SamplingParams
 from procengine.tool_calls.offer import ToolChoice, ToolOffer, Tools, make_offer
 from procengine.tool_calls.reading import CallStream, read_calls
 
-__all__ = ["Client", "connect_link"]
+__all__ = ["Client"]
 
 _LIVENESS_MS = 500
-_CONNECT_TIMEOUT_S = 30.0
-
-
-def connect_link(group: GroupInfo, core: ClientCore) -> tuple[ClientLink, Welcome]:
-    """Connect to a group and shake hands with its frontend and its output process.
-
-    Raises:
-        EngineDeadError: it is gone or does not answer.
-        ProtocolError: it speaks another version.
-    """
-    link = ClientLink(group.endpoint)
-    try:
-        question, frame = core.hello()
-        link.queue(frame)
-        _wait_handshake(link, core, question, group)
-        welcome = question.answer(Welcome)
-        question, frame = core.attach()
-        link.attach(welcome.output_endpoint, frame)
-        _wait_handshake(link, core, question, group, on_silence=lambda: link.attach_again(core.attach_again()))
-        question.answer(Attached)
-    except BaseException:
-        link.close()
-        raise
-    return link, welcome
 
 
 class Client:
@@ -81,16 +58,19 @@ class Client:
 
     Args:
         endpoint_or_group_name: `ipc://...` or a group's name; None is the only running group.
+        resubmit_lost: send requests again that were lost because the frontend died, if nothing of them was returned
+            yet. Those whose caller has seen a part end with a `RequestLostError`, and so do all if this is False.
 
     Raises:
         GroupNotFoundError: no such group, or several and none was named.
         EngineDeadError: the group does not answer.
     """
 
-    def __init__(self, endpoint_or_group_name: str | None = None) -> None:
+    def __init__(self, endpoint_or_group_name: str | None = None, *, resubmit_lost: bool = True) -> None:
         self._group = find_group(endpoint_or_group_name)
-        self._core = ClientCore()
+        self._core = ClientCore(resubmits=resubmit_lost)
         self._link, self._welcome = connect_link(self._group, self._core)
+        self._order = threading.Lock()  # requests are sent in the order of their numbers
         self._condition = threading.Condition(threading.Lock())
         self._has_leader = False
 
@@ -295,7 +275,9 @@ class Client:
         batch = _Batch(on_end)
         try:
             for body, request_id in zip(bodies, request_ids or [None] * len(bodies), strict=True):
-                batch.members.append(self._submit(workflow, body, request_id, batch.take_end, traceparent))
+                batch.members.append(
+                    self._submit(workflow, body, request_id, batch.take_end, traceparent, is_collected=True)
+                )
             self._wait_until(batch.is_settled)
             for pending in batch.members:
                 pending.raise_error()
@@ -305,22 +287,39 @@ class Client:
         return batch.members
 
     def _submit(
-        self, workflow: str, body: Body, request_id: str | None, on_end: OnEnd | None = None, traceparent: str = ""
+        self,
+        workflow: str,
+        body: Body,
+        request_id: str | None,
+        on_end: OnEnd | None = None,
+        traceparent: str = "",
+        *,
+        is_collected: bool = False,
     ) -> Pending:
-        pending, frame = self._core.submit(
-            workflow, body, request_id, on_end, sent_ns=time.monotonic_ns(), traceparent=traceparent
-        )
-        self._send(frame)
+        with self._order:
+            pending, frame = self._core.submit(
+                workflow,
+                body,
+                request_id,
+                on_end,
+                sent_ns=time.monotonic_ns(),
+                traceparent=traceparent,
+                is_collected=is_collected,
+            )
+            self._link.queue(frame)
+        self._send_queued()
         return pending
 
     def _abandon(self, pending: Pending) -> None:
         self._send(self._core.abandon(pending))
 
     def _send(self, frame: bytes | None) -> None:
+        if frame is not None:
+            self._link.queue(frame)
+            self._send_queued()
+
+    def _send_queued(self) -> None:
         """Send now, or have the leader do it. A leader that is about to end looks once more (`_lead`)."""
-        if frame is None:
-            return
-        self._link.queue(frame)
         with self._condition:
             if not self._has_leader:
                 self._link.flush()
@@ -352,6 +351,8 @@ class Client:
         arrived_ns = time.monotonic_ns()
         for frame in frames:
             self._core.receive(frame, arrived_ns)
+        with self._order:
+            answer_losses(self._link, self._core)
         if not frames and self._core.has_pending and is_gone(self._group):
             self._core.die(dead_group_error(self._group.name))
 
@@ -375,20 +376,3 @@ class _Batch:
     def is_settled(self) -> bool:
         """Whether all have ended, or one has failed."""
         return self._has_failed or self._num_ended == len(self.members)
-
-
-def _wait_handshake(
-    link: ClientLink, core: ClientCore, question: Pending, group: GroupInfo, on_silence: Callable[[], object] = bool
-) -> None:
-    deadline = time.monotonic() + _CONNECT_TIMEOUT_S
-    while not question.is_done:
-        frames = link.receive(_LIVENESS_MS)
-        for frame in frames:
-            core.receive(frame)
-        if frames:
-            continue
-        if is_gone(group):
-            raise dead_group_error(group.name)
-        if time.monotonic() > deadline:
-            raise EngineDeadError(f"group {group.name!r} does not answer within {_CONNECT_TIMEOUT_S:g} s")
-        on_silence()

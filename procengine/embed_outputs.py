@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.messages import Embedding, EmbedResult, Register, RequestTimes
-from procengine.postprocessor import EndedRequest, Item, TakenItems
+from procengine.postprocessor import EndedRequest, Item, NoteKey, TakenItems
 from procengine.step_payload import join_int64
 from procengine.tokenizer import Tokenizer
 
@@ -64,7 +64,7 @@ class EmbedOutputs:
         """Nothing: a vector has no parts to miss."""
         return []
 
-    def take_items(self, received_ns: int = 0) -> TakenItems:
+    def take_items(self, received_ns: int = 0, note_key: NoteKey | None = None) -> TakenItems:
         """Everything that is new since the last call, as messages; the newest result came at `received_ns`."""
         taken = TakenItems()
         answers, self._answers = self._answers, []

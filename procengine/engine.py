@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from procengine.messages import Admitted, EmbedResult, Finish, Register, Replay, StepResult, encode
 from procengine.output_ledger import LedgerEntry, OutputLedger
+from procengine.output_suspects import OutputSuspects
 from procengine.pipeline import AnyRequest, Pipeline, PlannedStep
 from procengine.recent_results import RecentResults, first_logprob_positions
 from procengine.workflows.parts import FrontendParts
@@ -49,14 +50,17 @@ class _Placed:
 class Engine:
     """Requests in, steps out; results in, ends out."""
 
-    def __init__(self, parts: Mapping[str, FrontendParts], pipelines: list[Pipeline], facts: ModelFacts) -> None:
+    def __init__(
+        self, parts: Mapping[str, FrontendParts], pipelines: list[Pipeline], facts: ModelFacts, first_key: int = 0
+    ) -> None:
         self.pipelines = pipelines
         self.facts = facts
         self._parts = parts
         self._placed_by_key: dict[int, _Placed] = {}
         self._keys_by_id: dict[tuple[bytes, str], list[int]] = {}
         self._ledger = OutputLedger()
-        self._num_accepted = 0
+        self._next_key = first_key
+        self._suspects = OutputSuspects()
 
     @property
     def num_unfinished(self) -> int:
@@ -90,9 +94,9 @@ class Engine:
             InvalidRequestError: they cannot run.
         """
         parts = self._parts[workflow]
-        identity = RequestIdentity(self._num_accepted, client, request_id, seed)
+        identity = RequestIdentity(self._next_key, client, request_id, seed)
         requests = parts.accept(body, prepared, self.facts, identity)
-        self._num_accepted += len(requests)
+        self._next_key += len(requests)
         pipeline = self._choose_pipeline(workflow, requests[0])  # choices share the prompt's blocks
         for request in requests:
             pipeline.planners[workflow].add(request)
@@ -125,14 +129,14 @@ class Engine:
             self._forget(request)
         return len(ended)
 
-    def lose_worker(self, rank: int) -> list[Finish]:
-        """A worker is gone: its requests go on, from what they have, on the other workers or, if there is none, on its
-        successor. One at whose same place two workers died goes on alone until it is past that; if a third one dies
-        there, it ends. Returns the ends.
+    def lose_worker(self, rank: int, epoch: int, *, has_died: bool = True) -> list[Finish]:
+        """The worker of this epoch is gone: its requests go on, from what they have, on the other workers or, if there
+        is none, on its successor. One at whose same place two workers died goes on alone until it is past that; if a
+        third one dies there, it ends. Returns the ends. One that has not died was asked to go, with nothing in flight.
         """
         ends: list[Finish] = []
         lost = self.pipelines[rank]
-        for workflow, request in lost.lose_worker():
+        for workflow, request in lost.lose_worker(epoch, has_died=has_died):
             if request.num_worker_deaths > _MAX_WORKER_DEATHS:
                 self._forget(request)
                 request.is_finished = True
@@ -149,6 +153,16 @@ class Engine:
         """A successor is ready. One of an epoch that is over already is not heard."""
         pipeline = self.pipelines[rank]
         pipeline.is_up |= pipeline.epoch == epoch
+
+    def blame_for_output_death(self, key: int) -> None:
+        """The output process died while it was at work on this request (-1: on none). One that is taken for the cause
+        ends, and the next output process is not told what is in it.
+        """
+        if not self._suspects.blame(key):
+            return
+        finish = Finish(key, "error", "the output process died again and again while it was at work on this request")
+        self.end(key, "error", finish.error)
+        self._ledger.condemn(finish)
 
     def resume_output(self, recent: RecentResults) -> Iterator[bytes | tuple[bytes, bytes]]:
         """The output process is gone, and has told its clients nobody knows how much: all that its successor must be
@@ -246,6 +260,9 @@ def _retold(
 ) -> Iterator[bytes]:
     """One request from its beginning. Tokens whose log probabilities are still known come with those, not here."""
     yield entry.registered
+    if entry.is_condemned and entry.finish is not None:
+        yield encode(entry.finish)  # now: what results may still show of it is nobody's then
+        return
     if (admitted := entry.admitted(key)) is not None:
         yield encode(admitted)
     end = first_known.get(key) if entry.wants_logprobs else None

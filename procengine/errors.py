@@ -18,6 +18,7 @@ __all__ = [
     "ProcengineError",
     "ProtocolError",
     "RequestFailedError",
+    "RequestLostError",
     "ShuttingDownError",
     "StartupError",
     "error_from_code",
@@ -84,6 +85,12 @@ class EngineDeadError(ProcengineError):
     code = "engine_dead"
 
 
+class RequestLostError(EngineDeadError):
+    """The frontend died while the request was running; it may be sent again."""
+
+    code = "request_lost"
+
+
 class RequestFailedError(ProcengineError):
     """An accepted request ended with `finish_reason="error"`."""
 
@@ -102,6 +109,7 @@ _BY_CODE: dict[str, type[ProcengineError]] = {
         OverloadedError,
         ShuttingDownError,
         EngineDeadError,
+        RequestLostError,
         RequestFailedError,
     )
 }

@@ -18,7 +18,17 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-__all__ = ["Frames", "SocketReader", "bind", "connect", "has_message", "make_context", "send_frames", "send_routed"]
+__all__ = [
+    "Frames",
+    "SocketReader",
+    "bind",
+    "connect",
+    "disconnects_of",
+    "has_message",
+    "make_context",
+    "send_frames",
+    "send_routed",
+]
 
 Frames = tuple[bytes, "bytes | NDArray[np.int32]"]  # a header and its payload
 
@@ -58,6 +68,12 @@ def connect(
         socket.setsockopt(zmq.IDENTITY, identity)
     socket.connect(endpoint)
     return socket
+
+
+def disconnects_of(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """A socket that gets a message whenever `socket`, which has connected somewhere, loses its connection."""
+    monitor: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    return monitor
 
 
 def _make(context: zmq.Context[zmq.Socket[bytes]], kind: int, max_message_bytes: int) -> zmq.Socket[bytes]:

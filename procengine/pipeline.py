@@ -65,7 +65,7 @@ class Planner(Protocol):
     def add(self, request: Any) -> None: ...
     def finish(self, request: Any) -> None: ...
     def take_failed(self) -> list[tuple[Any, str]]: ...
-    def take_all(self) -> list[Any]: ...
+    def take_all(self, *, has_died: bool = True) -> list[Any]: ...
     def plan(self) -> Any | None: ...
     def build(self, plan: Any, step_id: int, epoch: int) -> PlannedStep: ...
     def apply(self, sent: object, header: Any, payload: NDArray[np.int32]) -> list[tuple[Any, str]]: ...
@@ -98,11 +98,14 @@ class Pipeline:
     join, instead of waiting behind a step planned too early.
     """
 
-    def __init__(self, rank: int, make_planners: MakePlanners, async_depth: int, epoch: int = 0) -> None:
+    def __init__(
+        self, rank: int, make_planners: MakePlanners, async_depth: int, epoch: int = 0, first_step_id: int = 0
+    ) -> None:
         self.rank = rank
-        self.epoch = epoch
-        self.is_up = True  # there is a worker of this epoch
+        self.epoch = epoch  # of its worker
+        self.is_up = True  # there is a worker of this epoch, and it gets steps
         self.num_steps = 0
+        self._first_step_id = first_step_id
         self._make_planners = make_planners
         self._async_depth = async_depth
         self._in_flight: deque[_InFlight] = deque()
@@ -130,18 +133,18 @@ class Pipeline:
         each = [planner.gauges for planner in self.planners.values()]
         return each[0] if len(each) == 1 else Gauges(*map(sum, zip(*each, strict=True)))
 
-    def lose_worker(self) -> list[tuple[str, AnyRequest]]:
-        """The worker is gone, and with it every step in flight and every block. Returns (workflow, request) of all that
-        is unfinished, in order of service; new planners wait for the next worker.
+    def lose_worker(self, epoch: int, *, has_died: bool = True) -> list[tuple[str, AnyRequest]]:
+        """The worker of this epoch is gone, and with it every step in flight and every block. Returns (workflow,
+        request) of all that is unfinished, in order of service; new planners wait for the next worker.
         """
         self.is_up = False
-        self.epoch += 1
+        self.epoch = epoch + 1
         self._in_flight.clear()
         lost, self.planners = self.planners, self._make_planners()
         self._turn = deque(self.planners.values())
         for name, planner in self.planners.items():
             planner.counters.add(lost[name].counters)
-        return [(name, request) for name, planner in lost.items() for request in planner.take_all()]
+        return [(name, request) for name, planner in lost.items() for request in planner.take_all(has_died=has_died)]
 
     def next_step(self) -> PlannedStep | None:
         """A step to send now; None if the window is full or nothing can run."""
@@ -162,8 +165,9 @@ class Pipeline:
 
     def build(self, next_plan: NextPlan) -> PlannedStep:
         """The step of a plan, which is in flight from here on."""
-        step = next_plan.planner.build(next_plan.plan, self.num_steps, self.epoch)
-        self._in_flight.append(_InFlight(self.num_steps, next_plan.planner, step.sent))
+        step_id = self._first_step_id + self.num_steps
+        step = next_plan.planner.build(next_plan.plan, step_id, self.epoch)
+        self._in_flight.append(_InFlight(step_id, next_plan.planner, step.sent))
         self.num_steps += 1
         return step
 

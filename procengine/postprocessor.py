@@ -5,17 +5,20 @@ Owns: the interface. Pure: an implementation touches no socket and reads no cloc
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from procengine.messages import Delta, Embedding, Register, RequestTimes
 
-__all__ = ["EndedRequest", "Item", "Postprocessor", "TakenItems"]
+__all__ = ["EndedRequest", "Item", "NoteKey", "Postprocessor", "TakenItems", "noting"]
 
 Item = Delta | Embedding
+NoteKey = Callable[[int], None]  # told whose text is worked on next, in case that is the death of the process
+ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Postprocessor(Protocol):
         """Take in tokens that were missing; those already known are dropped. Returns gaps that are still there."""
         ...
 
-    def take_items(self, received_ns: int = 0) -> TakenItems:
+    def take_items(self, received_ns: int = 0, note_key: NoteKey | None = None) -> TakenItems:
         """Everything that is new since the last call, as messages; the newest result came at `received_ns`."""
         ...
 
@@ -93,3 +96,11 @@ class Postprocessor(Protocol):
     def all_keys(self) -> list[int]:
         """Running requests."""
         ...
+
+
+def noting(entries: Iterable[tuple[int, ValueT]], note_key: NoteKey) -> Iterator[tuple[int, ValueT]]:
+    """The same entries, each with a note of its key before it is worked on; behind the last, one of nobody's (-1)."""
+    for entry in entries:
+        note_key(entry[0])
+        yield entry
+    note_key(-1)

@@ -33,6 +33,7 @@ from procengine.config import (
 from procengine.cpu_flags import cpu_flags
 from procengine.decoder_sizes import decoder_sizes
 from procengine.errors import ConfigError
+from procengine.free_memory import available_bytes
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
 from procengine.model_source import resolve_model
@@ -379,6 +380,5 @@ def _tool_call_parser(args: EngineArgs, model: ModelConfig) -> ToolCallStyle:
 
 
 def _cache_bytes(num_workers: int) -> int:
-    """A quarter of the memory that is free now, at most 2 GiB, shared by the workers. Pages are taken as they fill."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(min(available // 4, 2 * _GIB) // num_workers, 1 << 20)
+    """A quarter of the memory that can be had, at most 2 GiB, shared by the workers. Pages are taken as they fill."""
+    return max(min(available_bytes() // 4, 2 * _GIB) // num_workers, 1 << 20)

@@ -19,7 +19,7 @@ from procengine.choice import Choice
 from procengine.detokenizer import Detokenizer
 from procengine.messages import Register, StepResult, TokenLogprobs
 from procengine.output_table import OutputTable
-from procengine.postprocessor import EndedRequest, Item, TakenItems
+from procengine.postprocessor import EndedRequest, Item, NoteKey, TakenItems, noting
 from procengine.step_payload import RESULT_SECTIONS, cut_sections, iter_rounds, join_int64
 from procengine.stopping import check_finish
 from procengine.tokenizer import Tokenizer
@@ -157,11 +157,11 @@ class TextOutputs:
             table.close(row)
         self._touched[choice.register.key] = choice
 
-    def take_items(self, received_ns: int = 0) -> TakenItems:
+    def take_items(self, received_ns: int = 0, note_key: NoteKey | None = None) -> TakenItems:
         """Everything that is new since the last call, as messages; the newest result came at `received_ns`."""
         taken = TakenItems()
         touched, self._touched = self._touched, {}
-        for key, choice in touched.items():
+        for key, choice in noting(touched.items(), note_key) if note_key else touched.items():
             delta = choice.next_delta(received_ns)
             if delta is None:
                 continue

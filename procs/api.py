@@ -29,8 +29,11 @@ from procengine.errors import ConfigError, EngineDeadError
 from procengine.messages import (
     ChildStats,
     Drain,
+    FrontendLost,
+    Leave,
     OutputLost,
     Query,
+    RetireWorker,
     Shutdown,
     Welcome,
     WorkerLost,
@@ -82,7 +85,9 @@ class Api:
                 self._service.is_draining = True
             case Shutdown(error):
                 self._end(error)
-            case WorkerLost() | OutputLost():  # these are the frontend's business
+            case Leave(timeout_s):
+                self._stop(timeout_s)
+            case WorkerLost() | RetireWorker() | OutputLost() | FrontendLost():  # these are the business of others
                 pass
 
     def _end(self, error: str | None) -> None:
@@ -90,7 +95,11 @@ class Api:
         self._service.is_draining = True
         self._service.error = error
         self._link.die(EngineDeadError(error or "the group was shut down"))
-        self._loop.call_later(_END_S, self._loop.stop)
+        self._stop(_END_S)
+
+    def _stop(self, timeout_s: float) -> None:
+        """Accept no more, and end when everybody has an answer, or then."""
+        self._loop.call_later(timeout_s, self._loop.stop)
         self._server.close(self._loop.stop)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -33,6 +33,10 @@ from procengine.messages import (
     Delivered,
     Drain,
     Finish,
+    FromFrontend,
+    FrontendLost,
+    Leave,
+    Lost,
     OutputLost,
     Outputs,
     Query,
@@ -41,6 +45,7 @@ from procengine.messages import (
     Replay,
     Resume,
     Resync,
+    RetireWorker,
     Shutdown,
     TextStop,
     WorkerLost,
@@ -51,8 +56,10 @@ from procengine.messages import (
     decode_from_worker,
     encode,
 )
-from procengine.postprocessor import Item, Postprocessor, TakenItems
+from procengine.numbering import epoch_of, first_number
+from procengine.postprocessor import Item, NoteKey, Postprocessor, TakenItems
 from procengine.profiling.records import FINISH_CODES, RecordKind
+from procengine.profiling.span_ring import NOBODY
 from procengine.tokenizer import Tokenizer
 from procengine.workflows import WORKFLOWS, load_part
 
@@ -83,6 +90,11 @@ class Output:
         self._postprocessors: dict[str, Postprocessor] = {
             name: load_part(WORKFLOWS[name].postprocess)(tokenizer) for name in child.config.model.workflows
         }
+        self._first_key = 0  # smaller ones are of frontends that are gone
+        # For a while after a death: a text that kills this process is found by what it was at work on (OutputSuspects).
+        self._note_key: NoteKey | None = child.spans.note_key if child.epoch else None
+        if child.epoch:
+            loop.call_later(child.config.group.restart_window_s, self._stop_noting)
         self._last_items = TakenItems()  # of requests that were ended from outside
         self._held = HeldItems(time.monotonic() + _HOLD_S if child.epoch else 0.0)
         self._retry: asyncio.TimerHandle | None = None
@@ -111,7 +123,21 @@ class Output:
         if len(frames) > 1:  # of a worker that has died, perhaps before it could send it here too
             self._take_result(frames)
             return
-        match decode_from_frontend(frames[0]):
+        message = decode_from_frontend(frames[0])
+        if self._note_key is None or not isinstance(message, Register | Finish | Replay):
+            self._take_message(message)
+            return
+        self._note_key(message.key)
+        self._take_message(message)
+        self._note_key(NOBODY)
+
+    def _stop_noting(self) -> None:
+        self._note_key = None
+
+    def _take_message(self, message: FromFrontend) -> None:
+        match message:
+            case Register(key, client, request_id) if key < self._first_key:
+                self._tell_lost(epoch_of(key), {client: [request_id]}, "the frontend died")
             case Register(workflow=workflow) as register:
                 self._ask_for(self._postprocessors[workflow].register(register))
             case Admitted(keys, num_cached_tokens, sent_ns):
@@ -162,7 +188,7 @@ class Output:
         started_ns = time.monotonic_ns()
         items, self._last_items = self._last_items, TakenItems()
         for postprocessor in self._postprocessors.values():
-            items.extend(postprocessor.take_items(self._received_ns))
+            items.extend(postprocessor.take_items(self._received_ns, self._note_key))
         for key in items.text_stopped_keys:
             self._to_frontend.send(encode(TextStop(key)))
         if items.items_by_client or items.ended:
@@ -247,6 +273,35 @@ class Output:
             self._report_delivered(keys)  # nobody is left to be told
         self._to_frontend.send(encode(ClientGone(client)))
 
+    def _on_frontend_lost(self, epoch: int, end: str) -> None:
+        """Its requests are lost, but for those whose ends are here; their clients are told so."""
+        self._registers.drain()
+        if self._results is not None:
+            self._results.drain()
+        self._first_key = first_number(epoch + 1)
+        lost: dict[bytes, dict[str, None]] = {}
+        for client, items in self._end_before(self._first_key):
+            for item in items:
+                if item.finish_reason == "error":
+                    lost.setdefault(client, {})[item.request_id] = None
+                else:
+                    self._last_items.add(client, item)
+        self._flush()
+        self._tell_lost(epoch, lost, end)
+
+    def _end_before(self, first_key: int) -> Iterator[tuple[bytes, list[Item]]]:
+        for postprocessor in self._postprocessors.values():
+            for key in postprocessor.all_keys():
+                if key < first_key and (ended := postprocessor.finish(key, "error")):
+                    yield ended
+
+    def _tell_lost(self, epoch: int, ids_by_client: Mapping[bytes, Iterable[str]], end: str) -> None:
+        """A client that cannot be reached now hears of it from the next frontend."""
+        text = f"{end}; requests that were running are lost, others can be sent again"
+        for client, request_ids in ids_by_client.items():
+            ipc.send_routed(self._client_socket, client, encode(Lost(epoch, list(request_ids), text)))
+        self._clients.poke()
+
     def _on_client(self, frames: list[bytes]) -> None:
         try:
             decode_from_output_peer(frames[-1])
@@ -270,7 +325,15 @@ class Output:
                 self._flush()  # results may still be on their way: the last one ends us
             case Drain():
                 self._held.shorten(time.monotonic() + _HOLD_AT_END_S)
-            case WorkerLost() | OutputLost():  # these are the frontend's business
+            case FrontendLost(epoch, end):
+                self._on_frontend_lost(epoch, end)
+            case Leave():
+                self._registers.drain()
+                if self._results is not None:
+                    self._results.drain()
+                self._flush()
+                self._on_end()
+            case WorkerLost() | OutputLost() | RetireWorker():  # these are the frontend's business
                 pass
 
     def _end_all(self, error: str) -> None:

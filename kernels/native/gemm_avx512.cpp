@@ -27,13 +27,10 @@ PE_INLINE __m512i broadcast4(const void* from) {
     return _mm512_set1_epi32(value);
 }
 
-typedef int32_t __attribute__((may_alias, aligned(1))) FourBytes;
-
-// sum += the dot products of 16 x 4 bytes of w with the four at `a`. In place of the intrinsic, for which GCC 12 copies
-// the accumulators around and spills them; here the four bytes are broadcast by the instruction itself.
-PE_INLINE void dot4(__m512i& sum, __m512i w, const int8_t* a) {
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*reinterpret_cast<const FourBytes*>(a)));
-}
+// sum += the dot products of 16 x 4 bytes of w with those of a. In place of the intrinsic, for which GCC 12 copies the
+// accumulators around and spills them. Whoever multiplies two vectors with the same four bytes broadcasts them once: an
+// operand that the instruction broadcasts itself is one more load, and these would be as many as the products.
+PE_INLINE void dot4(__m512i& sum, __m512i w, __m512i a) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(a)); }
 
 // exp(x) for x <= 0 .. 88, to 1 part in 10^7: 2^n * p(f), as in Cephes.
 PE_INLINE __m512 exp_ps(__m512 x) {
@@ -131,85 +128,134 @@ struct TwoSteps {
     static constexpr int64_t BYTES = PACKED4 ? 128 : 256;
 };
 
+// What stands for 0 adds itself times the group's sum: 128 in bytes, 8 in four bits, and 0 in these with mins.
+template <bool PACKED4, bool MINS>
+PE_INLINE __m512i first_sum(const int32_t* minus_sum) {
+    if (PACKED4 && MINS) return _mm512_setzero_si512();
+    return _mm512_slli_epi32(broadcast4(minus_sum), PACKED4 ? 3 : 7);
+}
+
+// The scales of a group of a panel, and what its integer sums add to the outputs.
+template <bool CHANNEL_SCALES, bool MINS>
+struct GroupScales {
+    __m512 scale[2], min[2];
+
+    PE_INLINE GroupScales load(const IntPanel& w, int64_t group) {
+        GroupScales s;
+        for (int half = 0; half < 2; ++half) {
+            if (!CHANNEL_SCALES) s.scale[half] = load_half(w.scales + group * PANEL + 16 * half);
+            if (MINS) s.min[half] = load_half(w.mins + group * PANEL + 16 * half);
+        }
+        return s;
+    }
+
+    void add(__m512& y, int half, __m512i sum, float a_scale, const int32_t* minus_sum) const {
+        __m512 part = _mm512_cvtepi32_ps(sum);
+        if (!CHANNEL_SCALES) part = _mm512_mul_ps(part, scale[half]);
+        if (MINS) part = _mm512_fnmadd_ps(min[half], _mm512_cvtepi32_ps(broadcast4(minus_sum)), part);
+        y = _mm512_fmadd_ps(part, _mm512_set1_ps(a_scale), y);
+    }
+};
+
+// The activations of one group of some rows: values, or what they leave, at `a`.
+struct GroupRows {
+    const int8_t* a;
+    const float* scales;
+    const int32_t* minus_sums;
+};
+
+// y += what a group of ROWS rows contributes. GROUP: see int_tile.
+template <bool PREFETCH, int ROWS, int GROUP, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
+PE_INLINE void add_group(__m512 (&y)[ROWS][2], const IntPanel& w, int64_t group, const uint8_t* values, GroupRows rows,
+                         const QuantizedRows& x, Prefetch& prefetch) {
+    const int pairs = (GROUP ? GROUP : w.group) / 8;
+    __m512i sum[ROWS][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) sum[r][0] = sum[r][1] = first_sum<PACKED4, MINS>(rows.minus_sums + r * x.groups);
+#pragma GCC unroll 4
+    for (int pair = 0; pair < pairs; ++pair, rows.a += 8, values += TwoSteps<PACKED4>::BYTES) {
+        if (PREFETCH) prefetch.step();
+        const TwoSteps<PACKED4> b = TwoSteps<PACKED4>::load(values);
+#pragma GCC unroll 2
+        for (int step = 0; step < 2; ++step) {
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512i four = broadcast4(rows.a + r * x.inputs + 4 * step);
+                dot4(sum[r][0], b.low[step], four);
+                dot4(sum[r][1], b.high[step], four);
+            }
+        }
+    }
+    const GroupScales<CHANNEL_SCALES, MINS> scales = GroupScales<CHANNEL_SCALES, MINS>::load(w, group);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+        scales.add(y[r][0], 0, sum[r][0], rows.scales[r * x.groups], rows.minus_sums + r * x.groups);
+        scales.add(y[r][1], 1, sum[r][1], rows.scales[r * x.groups], rows.minus_sums + r * x.groups);
+    }
+}
+
+// y [ROWS][2] += what the rests of a tile's rows contribute, where a row has one: of the same weights once more. Apart from
+// `int_tile`, whose sums stay in registers only if its loop holds nothing else.
+template <int ROWS, int GROUP, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
+__attribute__((noinline)) void add_rests(float* to, const IntPanel& w, const QuantizedRows& x, int64_t row) {
+    const int64_t group_size = GROUP ? GROUP : w.group, words = x.mask_words();
+    Prefetch none{nullptr, 0, 0};
+    __m512 y[ROWS][2];
+    for (int r = 0; r < ROWS; ++r)
+        for (int half = 0; half < 2; ++half) y[r][half] = _mm512_load_ps(to + 32 * r + 16 * half);
+    for (int64_t word = 0; word < words; ++word) {
+        uint64_t mask = 0;
+        for (int r = 0; r < ROWS; ++r) mask |= x.rest_masks[(row + r) * words + word];
+        for (; mask != 0; mask &= mask - 1) {
+            const int64_t group = 64 * word + __builtin_ctzll(mask), at = row * x.groups + group + x.rest_of_groups();
+            const GroupRows rests{x.values + x.rest_of_values() + row * x.inputs + group * group_size, x.scales + at,
+                                  x.minus_sums + at};
+            add_group<false, ROWS, GROUP, PACKED4, CHANNEL_SCALES, MINS>(
+                y, w, group, w.values + group * group_size / 8 * TwoSteps<PACKED4>::BYTES, rests, x, none);
+        }
+    }
+    for (int r = 0; r < ROWS; ++r)
+        for (int half = 0; half < 2; ++half) _mm512_store_ps(to + 32 * r + 16 * half, y[r][half]);
+}
+
+// The products of a tile's rows with a panel, rests apart. `PREFETCH`: whether there is anything to ask for; even a test of
+// that costs the loop 4 % of its speed.
+template <bool PREFETCH, int ROWS, int GROUP, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
+PE_INLINE void add_groups(__m512 (&y)[ROWS][2], const IntPanel& w, const QuantizedRows& x, int64_t row,
+                          Prefetch prefetch) {
+    const int64_t group_size = GROUP ? GROUP : w.group;
+    GroupRows rows{x.values + row * x.inputs, x.scales + row * x.groups, x.minus_sums + row * x.groups};
+    const uint8_t* values = w.values;
+    for (int64_t group = 0; group < x.groups; ++group) {
+        add_group<PREFETCH, ROWS, GROUP, PACKED4, CHANNEL_SCALES, MINS>(y, w, group, values, rows, x, prefetch);
+        rows = {rows.a + group_size, rows.scales + 1, rows.minus_sums + 1};
+        values += group_size / 8 * TwoSteps<PACKED4>::BYTES;
+    }
+}
+
 // GROUP: the size of groups where it is known, so that the compiler unrolls; 0: `w.group`.
 template <int ROWS, int GROUP, bool PACKED4, bool CHANNEL_SCALES, bool MINS>
 void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t output, int64_t outputs,
               const Epilogue& e, Prefetch prefetch) {
-    // What stands for 0 adds itself times the group's sum: 128 in bytes, 8 in four bits, and 0 in these with mins.
-    constexpr int ZERO_POINT_BITS = PACKED4 ? 3 : 7;
-    const int steps = (GROUP ? GROUP : w.group) / 8;
-    const int64_t rest_of_values = x.rest_of_values(), rest_of_groups = x.rest_of_groups(), words = x.mask_words();
-    const int8_t* a[ROWS];
-    for (int r = 0; r < ROWS; ++r) a[r] = x.values + (row + r) * x.inputs;
-    const uint8_t* group_values = w.values;
-    uint64_t any_rest = 0;
-
     __m512 y[ROWS][2];
     for (int r = 0; r < ROWS; ++r) y[r][0] = y[r][1] = _mm512_setzero_ps();
-    for (int64_t group = 0; group < x.groups; ++group, any_rest >>= 1) {
-        if (group % 64 == 0) {
-            any_rest = 0;
-            for (int r = 0; r < ROWS; ++r) any_rest |= x.rest_masks[(row + r) * words + group / 64];
-        }
-        const float* a_scales = x.scales + row * x.groups + group;
-        const int32_t* minus_sums = x.minus_sums + row * x.groups + group;
-        int64_t k = group * 8 * steps;
-        // Once for the values; once more, of the same weights, where some row of the tile has a rest.
-        for (bool rest = false;; rest = true) {
-            const uint8_t* values = group_values;
-            __m512i sum[ROWS][2];
-            for (int r = 0; r < ROWS; ++r) {
-                const __m512i minus_sum = broadcast4(minus_sums + r * x.groups);
-                sum[r][0] = sum[r][1] =
-                    PACKED4 && MINS ? _mm512_setzero_si512() : _mm512_slli_epi32(minus_sum, ZERO_POINT_BITS);
-            }
-#pragma GCC unroll 4
-            for (int pair = 0; pair < steps; ++pair, k += 8, values += TwoSteps<PACKED4>::BYTES) {
-                if (!rest) prefetch.step();
-                const TwoSteps<PACKED4> b = TwoSteps<PACKED4>::load(values);
-                for (int step = 0; step < 2; ++step) {
-                    for (int r = 0; r < ROWS; ++r) {
-                        dot4(sum[r][0], b.low[step], a[r] + k + 4 * step);
-                        dot4(sum[r][1], b.high[step], a[r] + k + 4 * step);
-                    }
-                }
-            }
-            __m512 scale[2], min[2];
-            if (!CHANNEL_SCALES) {
-                scale[0] = load_half(w.scales + group * PANEL);
-                scale[1] = load_half(w.scales + group * PANEL + 16);
-            }
-            if (MINS) {
-                min[0] = load_half(w.mins + group * PANEL);
-                min[1] = load_half(w.mins + group * PANEL + 16);
-            }
-            for (int r = 0; r < ROWS; ++r) {
-                const __m512 a_scale = _mm512_set1_ps(a_scales[r * x.groups]);
-                for (int half = 0; half < 2; ++half) {
-                    __m512 part = _mm512_cvtepi32_ps(sum[r][half]);
-                    if (!CHANNEL_SCALES) part = _mm512_mul_ps(part, scale[half]);
-                    if (MINS) {
-                        const __m512 minus_sum = _mm512_cvtepi32_ps(broadcast4(minus_sums + r * x.groups));
-                        part = _mm512_fnmadd_ps(min[half], minus_sum, part);
-                    }
-                    y[r][half] = _mm512_fmadd_ps(part, a_scale, y[r][half]);
-                }
-            }
-            if (rest || !(any_rest & 1)) {
-                group_values = values;
-                break;
-            }
-            k += rest_of_values - 8 * steps;
-            a_scales += rest_of_groups;
-            minus_sums += rest_of_groups;
-        }
-    }
+    if (prefetch.lines > 0)
+        add_groups<true, ROWS, GROUP, PACKED4, CHANNEL_SCALES, MINS>(y, w, x, row, prefetch);
+    else
+        add_groups<false, ROWS, GROUP, PACKED4, CHANNEL_SCALES, MINS>(y, w, x, row, prefetch);
+    alignas(64) float sums[ROWS * PANEL];
+    for (int r = 0; r < ROWS; ++r)
+        for (int half = 0; half < 2; ++half) _mm512_store_ps(sums + 32 * r + 16 * half, y[r][half]);
+    uint64_t any_rest = 0;
+    for (int64_t word = 0; word < ROWS * x.mask_words(); ++word) any_rest |= x.rest_masks[row * x.mask_words() + word];
+    if (any_rest != 0) add_rests<ROWS, GROUP, PACKED4, CHANNEL_SCALES, MINS>(sums, w, x, row);
     for (int r = 0; r < ROWS; ++r) {
+        __m512 low = _mm512_load_ps(sums + 32 * r), high = _mm512_load_ps(sums + 32 * r + 16);
         if (CHANNEL_SCALES) {
-            y[r][0] = _mm512_mul_ps(y[r][0], load_half(w.scales));
-            y[r][1] = _mm512_mul_ps(y[r][1], load_half(w.scales + 16));
+            low = _mm512_mul_ps(low, load_half(w.scales));
+            high = _mm512_mul_ps(high, load_half(w.scales + 16));
         }
-        finish(e, row + r, output, outputs, y[r][0], y[r][1]);
+        finish(e, row + r, output, outputs, low, high);
     }
 }
 

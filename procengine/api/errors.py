@@ -87,7 +87,7 @@ def api_error(error: Exception) -> ApiError:
         case ShuttingDownError():
             return ApiError(503, str(error), code="shutting_down", retry_after_s=_RETRY_AFTER_S)
         case EngineDeadError():
-            return ApiError(503, str(error), code="engine_dead", retry_after_s=_RETRY_AFTER_S)
+            return ApiError(503, str(error), code=error.code, retry_after_s=_RETRY_AFTER_S)
         case ProcengineError():
             return ApiError(500, str(error), code=error.code)
         case _:

@@ -76,6 +76,8 @@ class GroupLink:
         self._due: list[Work] = []
         self._identity = new_identity()
         self._frontend, self._from_frontend = self._connect(frontend_endpoint, self._on_frontend)
+        disconnects = ipc.disconnects_of(self._frontend)
+        self._disconnects = ipc.SocketReader(loop, disconnects, self._on_disconnect)
         self._output: zmq.Socket[bytes] | None = None
         self._from_output: ipc.SocketReader | None = None
         self._attach_timer: asyncio.TimerHandle | None = None
@@ -87,8 +89,17 @@ class GroupLink:
         """Requests that have not ended."""
         return len(self._core.running_ids())
 
-    def submit(self, workflow: str, body: Body, on_news: OnNews, index: int = 0, traceparent: str = "") -> Work:
-        """Start a request.
+    def submit(
+        self,
+        workflow: str,
+        body: Body,
+        on_news: OnNews,
+        index: int = 0,
+        traceparent: str = "",
+        *,
+        is_collected: bool = False,
+    ) -> Work:
+        """Start a request. One that `is_collected` until its end may begin anew with another frontend.
 
         Raises:
             InvalidRequestError: it cannot be sent; names the field.
@@ -98,7 +109,7 @@ class GroupLink:
             raise EngineDeadError("the group is not ready yet")
         work = Work(self._due, on_news, index)
         work.pending, frame = self._core.submit(
-            workflow, body, None, work.note, work.note, time.monotonic_ns(), traceparent
+            workflow, body, None, work.note, work.note, time.monotonic_ns(), traceparent, is_collected=is_collected
         )
         self._send(frame)
         return work
@@ -120,7 +131,7 @@ class GroupLink:
         """Stop listening; the sockets go with their context."""
         if self._attach_timer is not None:
             self._attach_timer.cancel()
-        for reader in (self._from_frontend, self._from_output):
+        for reader in (self._from_frontend, self._disconnects, self._from_output):
             if reader is not None:
                 reader.close()
 
@@ -141,6 +152,11 @@ class GroupLink:
 
     def _on_output(self, frames: list[bytes]) -> None:
         self._core.receive(frames[0], time.monotonic_ns())
+        for frame in self._core.take_frames():
+            self._send(frame)
+
+    def _on_disconnect(self, _: list[bytes]) -> None:
+        self._send(self._core.hello_again())  # it may be another one that we are connected to next
 
     def _tell(self) -> None:
         """Hand out the news. Who is told may submit and abandon, and so bring more."""

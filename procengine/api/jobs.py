@@ -41,6 +41,8 @@ class StreamRenderer(Protocol):
 class Job:
     """What both kinds share: the works, and one answer."""
 
+    is_collected = False  # whether nothing is shown before the end
+
     def __init__(self, link: GroupLink, exchange: Exchange, *, is_anthropic: bool = False) -> None:
         self._link = link
         self._exchange = exchange
@@ -55,9 +57,12 @@ class Job:
         self._num_open = len(bodies)
         try:
             for index, body in enumerate(bodies):
-                self._works.append(self._link.submit(workflow, body, self._on_news, index, traceparent))
+                self._works.append(self._submit(workflow, body, index, traceparent))
         except Exception as error:  # noqa: BLE001 - per request, at the rim
             self._fail(error)
+
+    def _submit(self, workflow: str, body: Body, index: int, traceparent: str) -> Work:
+        return self._link.submit(workflow, body, self._on_news, index, traceparent, is_collected=self.is_collected)
 
     def _on_news(self, work: Work) -> None:
         if self._is_over:
@@ -133,6 +138,8 @@ class StreamJob(Job):
 
 class WholeJob(Job):
     """An answer that waits for the end. `render` gets the items of each prompt, in the order of the prompts."""
+
+    is_collected = True
 
     def __init__(
         self,

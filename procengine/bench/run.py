@@ -19,9 +19,9 @@ import numpy as np
 from procengine.bench.arrivals import Pace
 from procengine.bench.record import Record
 from procengine.bench.workload import BenchRequest
-from procengine.client import connect_link
 from procengine.client_bodies import Body, generate_body, messages_body, prompt_body
 from procengine.client_core import ClientCore, Pending, dead_group_error
+from procengine.client_handshake import answer_losses, connect_link
 from procengine.errors import EngineDeadError, InvalidRequestError, ProtocolError
 from procengine.groups import GroupInfo, is_gone
 from procengine.messages import Stats, Welcome
@@ -40,7 +40,7 @@ class BenchClient:
 
     def __init__(self, group: GroupInfo) -> None:
         self._group = group
-        self._core = ClientCore(sees_ends_only=True)
+        self._core = ClientCore(sees_ends_only=True, resubmits=False)
         self._link, self._welcome = connect_link(group, self._core)
         self._heard_ns = time.perf_counter_ns()
 
@@ -96,6 +96,7 @@ class BenchClient:
             record.frames.append((now_ns, frame))
             if _may_end(frame):
                 self._core.receive(frame)
+        answer_losses(self._link, self._core)
         if arrived:
             self._heard_ns = now_ns
         elif now_ns - self._heard_ns > _LIVENESS_MS * _NS_PER_MS:

@@ -121,7 +121,8 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
 def _target(args: argparse.Namespace) -> Iterator[_Target]:
     """The group to measure: a private one for MODEL, else the running one."""
     with contextlib.ExitStack() as exits:
-        config, keys = None, ()
+        config = None
+        keys: tuple[str, ...] = ()
         if args.model is None:
             info = find_group(args.group)
         else:

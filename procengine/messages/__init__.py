@@ -21,7 +21,9 @@ from procengine.messages.clients import (
     Embedding,
     GetStats,
     Hello,
+    Lost,
     Outputs,
+    Received,
     Rejected,
     RequestTimes,
     Stats,
@@ -33,16 +35,25 @@ from procengine.messages.control import (
     ChildStats,
     Drain,
     Drained,
+    Ended,
+    EndGroup,
     Failed,
+    FrontendLost,
     GetStatus,
+    Leave,
     OutputLost,
     ProcessStatus,
     Query,
     Ready,
+    Restart,
+    Restarted,
+    RetireWorker,
     Shutdown,
     Status,
+    Stays,
     WorkerHung,
     WorkerLost,
+    WorkerRetired,
 )
 from procengine.messages.output import (
     Admitted,
@@ -55,7 +66,7 @@ from procengine.messages.output import (
     Resync,
     TextStop,
 )
-from procengine.messages.steps import EmbedInput, EmbedResult, StepInput, StepResult, WorkerReady
+from procengine.messages.steps import Begin, EmbedInput, EmbedResult, StepInput, StepResult, WorkerReady
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -64,6 +75,7 @@ __all__ = [
     "Admitted",
     "Attach",
     "Attached",
+    "Begin",
     "ChildStats",
     "ClientGone",
     "Delivered",
@@ -73,25 +85,38 @@ __all__ = [
     "EmbedInput",
     "EmbedResult",
     "Embedding",
+    "EndGroup",
+    "Ended",
     "Failed",
     "Finish",
+    "FromChild",
+    "FromFrontend",
+    "FromSupervisor",
+    "FrontendLost",
     "GetStats",
     "GetStatus",
     "Hello",
+    "Leave",
+    "Lost",
     "OutputLost",
     "Outputs",
     "ProcessStatus",
     "Query",
     "Ready",
+    "Received",
     "Register",
     "Rejected",
     "Replay",
     "RequestTimes",
+    "Restart",
+    "Restarted",
     "Resume",
     "Resync",
+    "RetireWorker",
     "Shutdown",
     "Stats",
     "Status",
+    "Stays",
     "StepInput",
     "StepResult",
     "Submit",
@@ -101,6 +126,8 @@ __all__ = [
     "WorkerHung",
     "WorkerLost",
     "WorkerReady",
+    "WorkerRetired",
+    "decode_ended",
     "decode_from_client",
     "decode_from_control_peer",
     "decode_from_frontend",
@@ -108,6 +135,7 @@ __all__ = [
     "decode_from_output_peer",
     "decode_from_supervisor",
     "decode_from_worker",
+    "decode_restarted",
     "decode_status",
     "decode_step",
     "decode_to_client",
@@ -120,13 +148,15 @@ encode = msgspec.msgpack.Encoder().encode
 UNREADABLE = (msgspec.DecodeError, RecursionError)
 
 FromClient = Hello | Submit | Abort | GetStats
-ToClient = Welcome | Rejected | Stats | Attached | Outputs
+ToClient = Welcome | Received | Rejected | Stats | Attached | Lost | Outputs
 FromFrontend = Register | Admitted | Finish | Replay | Resume
 FromOutput = TextStop | ClientGone | Resync | Delivered
 Step = StepInput | EmbedInput
+ToWorker = Begin | Step
 FromWorker = WorkerReady | StepResult | EmbedResult
-FromSupervisor = Query | Drain | WorkerLost | OutputLost | Shutdown
-FromControlPeer = Ready | Failed | ChildStats | Drained | WorkerHung | GetStatus
+FromSupervisor = Query | Drain | WorkerLost | OutputLost | FrontendLost | RetireWorker | Leave | Shutdown
+FromChild = Ready | Failed | ChildStats | Drained | WorkerHung | WorkerRetired | Stays
+FromControlPeer = FromChild | GetStatus | Restart | EndGroup
 
 
 decode_from_client: Callable[[bytes], FromClient] = msgspec.msgpack.Decoder(FromClient).decode
@@ -134,8 +164,10 @@ decode_from_output_peer: Callable[[bytes], Attach] = msgspec.msgpack.Decoder(Att
 decode_to_client: Callable[[bytes], ToClient] = msgspec.msgpack.Decoder(ToClient).decode
 decode_from_frontend: Callable[[bytes], FromFrontend] = msgspec.msgpack.Decoder(FromFrontend).decode
 decode_from_output: Callable[[bytes], FromOutput] = msgspec.msgpack.Decoder(FromOutput).decode
-decode_step: Callable[[bytes], Step] = msgspec.msgpack.Decoder(Step).decode
+decode_step: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
 decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 decode_from_supervisor: Callable[[bytes], FromSupervisor] = msgspec.msgpack.Decoder(FromSupervisor).decode
 decode_from_control_peer: Callable[[bytes], FromControlPeer] = msgspec.msgpack.Decoder(FromControlPeer).decode
+decode_restarted: Callable[[bytes], Restarted] = msgspec.msgpack.Decoder(Restarted).decode
+decode_ended: Callable[[bytes], Ended] = msgspec.msgpack.Decoder(Ended).decode
 decode_status: Callable[[bytes], Status] = msgspec.msgpack.Decoder(Status).decode

@@ -19,7 +19,9 @@ __all__ = [
     "Embedding",
     "GetStats",
     "Hello",
+    "Lost",
     "Outputs",
+    "Received",
     "Rejected",
     "RequestTimes",
     "Stats",
@@ -33,9 +35,10 @@ __all__ = [
 
 
 class Hello(Message, tag="hello"):
-    """First message of a client: the version it speaks."""
+    """First message of a client: the version it speaks. Said again when the frontend may be another one."""
 
     version: int
+    mark: int = 0  # comes back in the answer, which so tells what was sent before
 
 
 class Submit(Message, tag="submit"):
@@ -46,6 +49,7 @@ class Submit(Message, tag="submit"):
     body: Raw
     sent_ns: int = 0  # CLOCK_MONOTONIC, for RequestTimes
     traceparent: str = ""  # W3C Trace Context of the caller's span
+    epoch: int = -1  # of the frontend that it is sent to, which may be gone when it arrives; -1: whichever there is
 
 
 class Abort(Message, tag="abort"):
@@ -75,6 +79,8 @@ class Welcome(Message, tag="welcome"):
     workflows: tuple[str, ...]
     max_request_bytes: int
     tool_call_parser: str = "none"  # the style in which the model writes tool calls; clients read them
+    epoch: int = 0  # how many frontends this group had before; what those held is lost
+    mark: int = 0  # of the Hello
 
 
 class Rejected(Message, tag="rejected"):
@@ -83,6 +89,13 @@ class Rejected(Message, tag="rejected"):
     request_id: str  # "" when the message belongs to no request
     code: str  # see procengine.errors
     message: str
+
+
+class Received(Message, tag="received"):
+    """A request has reached a frontend of another epoch than it was sent to, which takes it all the same."""
+
+    request_id: str
+    epoch: int
 
 
 class Stats(Message, tag="stats"):
@@ -159,6 +172,14 @@ class Embedding(Message, tag="embedding"):
     error: str | None = None
     times: RequestTimes | None = None
     key: int = -1  # see Delta
+
+
+class Lost(Message, tag="lost"):
+    """A frontend is gone, and these requests with it: terminal for each of them. They may be sent again."""
+
+    epoch: int  # of that frontend
+    request_ids: list[str]
+    message: str
 
 
 class Outputs(Message, tag="outputs"):

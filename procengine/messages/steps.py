@@ -5,6 +5,7 @@ from __future__ import annotations
 from procengine.messages.base import Message
 
 __all__ = [
+    "Begin",
     "EmbedInput",
     "EmbedResult",
     "StepInput",
@@ -14,6 +15,12 @@ __all__ = [
 
 
 # --- frontend -> worker -----------------------------------------------------------------------------------------------
+
+
+class Begin(Message, tag="begin"):
+    """First message of a frontend that is not the group's first: forget what was of earlier ones, say WorkerReady."""
+
+    epoch: int  # of the frontend
 
 
 class StepInput(Message, tag="step"):

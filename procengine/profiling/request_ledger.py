@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from procengine.numbering import epoch_of, first_number
 from procengine.profiling.records import RecordKind
 from procengine.profiling.snapshot import SpanTables
 
@@ -99,7 +100,10 @@ class RequestLedger:
         accepted = tables[RecordKind.REQUEST_ACCEPTED]
         columns = ("key", "rank", "num_prompt_tokens", "accepted_ns")
         for key, *values in zip(*(accepted[name].tolist() for name in columns), strict=True):
-            self.is_complete &= key == self._newest_key + 1
+            if key == first_number(epoch_of(key)) and key > self._newest_key:
+                self._unfinished.clear()  # of a frontend that is gone
+            else:
+                self.is_complete &= key == self._newest_key + 1
             self._newest_key = key
             self.num_accepted += 1
             if key in self._early_ends:

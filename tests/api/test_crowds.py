@@ -24,11 +24,13 @@ def stream_all(client: HttpClient, number: int, num_tokens: int) -> tuple[int, i
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     tails: dict[socket.socket, bytes] = {}
     heads: dict[socket.socket, bytes] = {}
+    by_fd: dict[int, socket.socket] = {}
     num_done = num_refused = 0
     with selectors.DefaultSelector() as selector:
         for _ in range(number):
             connection = client.raw()
             selector.register(connection, selectors.EVENT_READ)
+            by_fd[connection.fileno()] = connection
             tails[connection] = heads[connection] = b""
         for connection in list(tails):
             with contextlib.suppress(OSError):  # refused and closed already; what it was told is still to be read
@@ -37,8 +39,7 @@ def stream_all(client: HttpClient, number: int, num_tokens: int) -> tuple[int, i
             ready = selector.select(60)
             assert ready, f"{len(tails)} streams stand still"
             for key, _ in ready:
-                connection = key.fileobj
-                assert isinstance(connection, socket.socket)
+                connection = by_fd[key.fd]
                 try:
                     data = connection.recv(1 << 16)
                 except OSError:

@@ -110,7 +110,7 @@ def test_an_output_process_that_dies_is_a_pause(serve: Callable[..., Served]) ->
 
 
 def test_ipc_01_the_end_of_the_group_is_an_event_and_an_answer(serve: Callable[..., Served]) -> None:
-    group = serve("--port", 0, "--mock-step-ms", 20)
+    group = serve("--port", 0, "--mock-step-ms", 20, "--max-restarts", 0)
     client = HttpClient(group.ready["http"])
     plain: list[Answer] = []
     thread = threading.Thread(target=lambda: plain.append(client.post(TEXT, long())))
@@ -122,10 +122,28 @@ def test_ipc_01_the_end_of_the_group_is_an_event_and_an_answer(serve: Callable[.
         *_, last, done, rest = response.read().decode().split("\n\n")
     thread.join(30)
     error = strict_json(last.removeprefix("data: "))["error"]
-    assert (error["type"], error["code"], done, rest) == ("overloaded_error", "engine_dead", "data: [DONE]", "")
-    assert "frontend" in error["message"]
+    assert (error["type"], done, rest) == ("overloaded_error", "data: [DONE]", "")
+    assert error["code"] == "engine_dead" and "frontend" in error["message"]
     assert (plain[0].status, plain[0].error["code"]) == (503, "engine_dead")
     assert group.finish(30) == 1
+
+
+def test_a_frontend_that_dies_takes_streams_along_and_whole_answers_begin_anew(serve: Callable[..., Served]) -> None:
+    group = serve("--port", 0, "--mock-step-ms", 10)
+    client = HttpClient(group.ready["http"])
+    plain: list[Answer] = []
+    thread = threading.Thread(target=lambda: plain.append(client.post(TEXT, long(max_tokens=100))))
+    with client.opened(TEXT, long(stream=True)) as response:
+        thread.start()
+        wait_until(lambda: depth(group) == 2, "both run")
+        response.readline()
+        os.kill(group.pids["frontend"], signal.SIGKILL)
+        *_, last, done, _ = response.read().decode().split("\n\n")
+    error = strict_json(last.removeprefix("data: "))["error"]
+    assert (error["code"], done) == ("request_lost", "data: [DONE]")
+    thread.join(60)
+    assert plain[0].status == 200 and plain[0].json["usage"]["completion_tokens"] == 100
+    assert client.post(TEXT, long(max_tokens=2)).status == 200
 
 
 def test_an_http_process_that_dies_is_replaced_and_its_requests_end(serve: Callable[..., Served]) -> None:

@@ -26,6 +26,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 # What drives a device, above the models and below the worker, which opens `procengine.device` and nothing else.
 RUNNERS = (
+    "procengine.arrays",
+    "procengine.host_arrays",
+    "procengine.torch_arrays",
     "procengine.runner",
     "procengine.embed_runner",
     "procengine.executor",
@@ -39,7 +42,8 @@ RUNNERS = (
     "procengine.device",
 )
 
-# Where torch may be named at all. procs.worker is not among them: a mock worker never loads torch.
+# Where torch may be named at all. procs.worker is not among them: a mock worker never loads torch. Nor does a native
+# one, as tests/e2e/test_native_worker.py sees.
 TORCH_IN = ("procengine.kernels", "procengine.models", *RUNNERS)
 
 # Who may import a module, or anything below it. Modules that are not named are free.
@@ -80,11 +84,14 @@ PURE = (
     "procengine.bench.peers.comparison",
     "procengine.bench.peers.loads",
     "procengine.bench.peers.results",
+    "procengine.bench.peers.saved",
     "procengine.bench.peers.targets",
     "procengine.bench.plot_data",
     "procengine.bench.ratios",
     "procengine.bench.record",
     "procengine.bench.report",
+    "procengine.bench.roofline",
+    "procengine.bench.steady_decode",
     "procengine.bench.timelines",
     "procengine.bench.workload",
     "procengine.scheduler",

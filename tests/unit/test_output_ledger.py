@@ -92,3 +92,26 @@ def test_ends_from_outside_and_wishes_are_remembered() -> None:
     ledger.end(1, tokens(3), Finish(1, "abort"))
     assert ledger.wants_logprobs
     assert [entry.finish for _, entry in ledger.ended()] == [Finish(1, "abort")]
+
+
+def test_nothing_of_a_condemned_request_is_told_but_whose_it_was_and_its_end() -> None:
+    ledger = ledger_of(0, 1, max_tokens=10)
+    ledger.register(
+        Register(2, b"c", "r2", 3, "generate", [1, 2], 9, stop=("x",), echo=True, num_logprobs=1, output_kind="final")
+    )
+    ledger.end(2, tokens(6))
+    finish = Finish(2, "error", "why")
+    ledger.condemn(finish)
+    ((key, entry),) = ledger.ended()
+    assert (key, entry.finish, entry.is_condemned, entry.token_ids.size, entry.wants_logprobs) == (
+        2,
+        finish,
+        True,
+        0,
+        False,
+    )
+    bare = Register(2, b"c", "r2", 3, "generate", [], 9, detokenize=False, output_kind="final")
+    assert entry.registered == encode(bare)
+    ledger.end(0, tokens(10))
+    assert ended_keys(ledger) == [2, 0], "its tokens do not count any more"
+    ledger.condemn(Finish(77, "error", "of a request that is not kept"))

@@ -33,7 +33,7 @@ class FakePlanner:
     def add(self, request: Any) -> None: ...
     def finish(self, request: Any) -> None: ...
 
-    def take_all(self) -> list[Any]:
+    def take_all(self, *, has_died: bool = True) -> list[Any]:
         return []
 
     def take_failed(self) -> list[tuple[Any, str]]:
