@@ -77,7 +77,7 @@ BAD_CHAT: list[tuple[Any, str | None]] = [
     ({"messages": []}, "messages"),
     ({}, "messages"),
     ({"messages": "hi"}, "messages"),
-    ({"messages": [1]}, "messages[...]"),
+    ({"messages": [1]}, "messages[0]"),
     ({"messages": [{}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),

@@ -55,6 +55,7 @@ def stream_all(client: HttpClient, number: int, num_tokens: int) -> tuple[int, i
     return num_done, num_refused
 
 
+@pytest.mark.slow
 def test_a_thousand_streams_at_once(serve: Callable[..., Served]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
@@ -67,6 +68,7 @@ def test_a_thousand_streams_at_once(serve: Callable[..., Served]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 def test_too_few_descriptors_are_errors_and_no_death(serve: Callable[..., Served]) -> None:
     group = serve("--port", 0)
     api = group.pids["api-0"]

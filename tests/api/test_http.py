@@ -131,6 +131,7 @@ def test_every_route_but_live_and_health_wants_the_key(serve: Callable[..., Serv
         assert stranger.get("/v1/models", headers).status == 200
 
 
+@pytest.mark.slow
 def test_pages_of_named_origins_may_ask(serve: Callable[..., Served], http: HttpClient) -> None:
     url = serve("--port", 0, "--allowed-origins", "https://a.example").ready["http"]
     client = HttpClient(url)
@@ -144,6 +145,7 @@ def test_pages_of_named_origins_may_ask(serve: Callable[..., Served], http: Http
         assert "access-control-allow-origin" not in each.get("/v1/models", {"Origin": origin}).headers
 
 
+@pytest.mark.slow
 def test_names_unix_sockets_and_several_processes(serve: Callable[..., Served], short_dir: Path) -> None:
     path = short_dir / "http.sock"
     names = ("--served-model-name", "good/model", "--served-model-name", "alias")
@@ -160,6 +162,7 @@ def test_names_unix_sockets_and_several_processes(serve: Callable[..., Served], 
         connection.connect(str(path))
 
 
+@pytest.mark.slow
 def test_https(serve: Callable[..., Served], tmp_path: Path) -> None:
     import ssl
     import urllib.request

@@ -41,18 +41,16 @@ def depth(group: Served) -> int:
     return sum(process.queue_depth for process in ask_status(group).processes if process.role == "frontend")
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("half", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("options", "bodies"),
     [
-        (("--mock-step-ms", 20), [long()]),
-        (("--mock-step-ms", 20), [long(stream=True)]),
-        (("--mock-step-ms", 20), [long(prompt=[as_ids(3, at) for at in range(5)], n=3)]),
-        (
-            ("--mock-step-ms", 400, "--max-num-batched-tokens", 16, "--max-num-seqs", 16),
-            [long(prompt=as_ids(1900), max_tokens=100)],
+        pytest.param(("--mock-step-ms", 20), [long()], marks=pytest.mark.slow),
+        pytest.param(("--mock-step-ms", 20), [long(stream=True)]),
+        pytest.param(
+            ("--mock-step-ms", 20), [long(prompt=[as_ids(3, at) for at in range(5)], n=3)], marks=pytest.mark.slow
         ),
-        (("--mock-step-ms", 20, "--max-num-seqs", 1), [long(), long(), long(stream=True)]),
+        pytest.param(("--mock-step-ms", 20, "--max-num-seqs", 1), [long(), long(), long(stream=True)]),
     ],
     ids=["whole", "stream", "many", "prefill", "queued"],
 )
@@ -76,6 +74,7 @@ def test_api_05_who_leaves_is_not_worked_for(
     assert client.post(TEXT, {"prompt": "a", "max_tokens": 2}).status == 200
 
 
+@pytest.mark.slow
 def test_normal_ends_send_no_abort(serve: Callable[..., Served]) -> None:
     group = serve("--port", 0)
     client = HttpClient(group.ready["http"])
@@ -86,6 +85,7 @@ def test_normal_ends_send_no_abort(serve: Callable[..., Served]) -> None:
     assert sum(counts.values()) == 2 and not any(value for name, value in counts.items() if "abort" in name)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_a_pause(serve: Callable[..., Served]) -> None:
     group = serve("--port", 0, "--mock-step-ms", 5)
     client = HttpClient(group.ready["http"])
@@ -98,6 +98,7 @@ def test_a_worker_that_dies_is_a_pause(serve: Callable[..., Served]) -> None:
     assert sum(counts) == 200
 
 
+@pytest.mark.slow
 def test_an_output_process_that_dies_is_a_pause(serve: Callable[..., Served]) -> None:
     group = serve("--port", 0, "--mock-step-ms", 5)
     client = HttpClient(group.ready["http"])
@@ -109,6 +110,7 @@ def test_an_output_process_that_dies_is_a_pause(serve: Callable[..., Served]) ->
     assert sum(counts) == 200
 
 
+@pytest.mark.slow
 def test_ipc_01_the_end_of_the_group_is_an_event_and_an_answer(serve: Callable[..., Served]) -> None:
     group = serve("--port", 0, "--mock-step-ms", 20, "--max-restarts", 0)
     client = HttpClient(group.ready["http"])
@@ -121,7 +123,7 @@ def test_ipc_01_the_end_of_the_group_is_an_event_and_an_answer(serve: Callable[.
         os.kill(group.pids["frontend"], signal.SIGKILL)
         *_, last, done, rest = response.read().decode().split("\n\n")
     thread.join(30)
-    error = strict_json(last.removeprefix("data: "))["error"]
+    error = strict_json(last.strip().removeprefix("data: "))["error"]
     assert (error["type"], done, rest) == ("overloaded_error", "data: [DONE]", "")
     assert error["code"] == "engine_dead" and "frontend" in error["message"]
     assert (plain[0].status, plain[0].error["code"]) == (503, "engine_dead")
@@ -139,13 +141,14 @@ def test_a_frontend_that_dies_takes_streams_along_and_whole_answers_begin_anew(s
         response.readline()
         os.kill(group.pids["frontend"], signal.SIGKILL)
         *_, last, done, _ = response.read().decode().split("\n\n")
-    error = strict_json(last.removeprefix("data: "))["error"]
+    error = strict_json(last.strip().removeprefix("data: "))["error"]
     assert (error["code"], done) == ("request_lost", "data: [DONE]")
     thread.join(60)
     assert plain[0].status == 200 and plain[0].json["usage"]["completion_tokens"] == 100
     assert client.post(TEXT, long(max_tokens=2)).status == 200
 
 
+@pytest.mark.slow
 def test_an_http_process_that_dies_is_replaced_and_its_requests_end(serve: Callable[..., Served]) -> None:
     group = serve("--port", 0, "--mock-step-ms", 20)
     client = HttpClient(group.ready["http"])
@@ -159,6 +162,7 @@ def test_an_http_process_that_dies_is_replaced_and_its_requests_end(serve: Calla
     assert client.get("/health").status == 200
 
 
+@pytest.mark.slow
 def test_health_is_bad_while_a_process_does_not_answer(serve: Callable[..., Served]) -> None:
     group = serve("--port", 0)
     client = HttpClient(group.ready["http"])
@@ -190,6 +194,7 @@ def test_ipc_10_a_group_that_ends_lets_streams_finish_and_takes_no_more(serve: C
     assert group.finish(30) == 0
 
 
+@pytest.mark.slow
 def test_a_drain_that_takes_too_long_ends_streams_with_abort(serve: Callable[..., Served]) -> None:
     group = serve("--port", 0, "--mock-step-ms", 20, "--drain-timeout", 0.2)
     client = HttpClient(group.ready["http"])
@@ -201,6 +206,7 @@ def test_a_drain_that_takes_too_long_ends_streams_with_abort(serve: Callable[...
     assert group.finish(30) == 0
 
 
+@pytest.mark.slow
 def test_requests_are_refused_while_the_group_starts(serve: Callable[..., Served]) -> None:
     probe = socket.create_server(("127.0.0.1", 0))
     port = probe.getsockname()[1]
@@ -228,6 +234,7 @@ def test_overload_is_an_error_that_says_when_to_come_again(serve: Callable[..., 
     expect_idle(group, 10.0)  # those of the list that were taken do not go on
 
 
+@pytest.mark.slow
 def test_nobody_there_costs_nothing(serve: Callable[..., Served]) -> None:
     group = serve("--port", 0)
     client = HttpClient(group.ready["http"])

@@ -148,11 +148,8 @@ def test_scores_and_rankings_are_cosines_of_the_vectors(http: HttpClient) -> Non
     vectors = [one["embedding"] for one in http.post("/v1/embeddings", {"input": texts}).json["data"]]
 
     def cosine(a: int, b: int) -> float:
-        return (
-            sum(x * y for x, y in zip(vectors[a], vectors[b], strict=True))
-            / math.hypot(*vectors[a])
-            / math.hypot(*vectors[b])
-        )
+        product: float = sum(x * y for x, y in zip(vectors[a], vectors[b], strict=True))
+        return product / float(math.hypot(*vectors[a]) * math.hypot(*vectors[b]))
 
     found = http.post("/v1/score", {"text_1": "one", "text_2": ["two", "three"]}).json
     expected = [pytest.approx(cosine(0, at), abs=1e-5) for at in (1, 2)]
