@@ -14,6 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from procengine.config import (
+    ApiConfig,
     CacheConfig,
     Device,
     DType,
@@ -104,6 +105,15 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     otlp_endpoint: str | None = None
+    port: int | None = None
+    host: str = "127.0.0.1"
+    uds: str | None = None
+    api_workers: int = 1
+    api_key: tuple[str, ...] = ()
+    served_model_name: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
 
 
 def resolve(args: EngineArgs) -> EngineConfig:
@@ -119,9 +129,10 @@ def resolve(args: EngineArgs) -> EngineConfig:
         model = msgspec.structs.replace(model, pooling=args.pooling)
     model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
     device = _device(args)
+    group, api = _group(args, model), _api(args, model)
     return EngineConfig(
         model=model,
-        group=_group(args, model),
+        group=group,
         cache=CacheConfig(
             block_size=args.block_size,
             num_blocks=args.num_blocks,
@@ -132,7 +143,8 @@ def resolve(args: EngineArgs) -> EngineConfig:
         worker=_worker(args, model, device),
         limits=_limits(args),
         profiling=ProfilingConfig(span_records=args.span_records),
-        metrics=_metrics(args),
+        metrics=_metrics(args, group, api),
+        api=api,
     )
 
 
@@ -175,6 +187,8 @@ def _check_ranges(args: EngineArgs) -> None:
         ("step_timeout", 0.1, 86_400),
         ("span_records", 0, 1 << 24),
         ("metrics_port", 0, 65535),
+        ("port", 0, 65535),
+        ("api_workers", 1, 64),
     ):
         value = getattr(args, field)
         if value is not None and not (low <= value and (high is None or value <= high)):
@@ -247,13 +261,44 @@ def _max_clients(asked: int | None) -> int:
     return min(_MAX_CLIENTS, most) if asked is None else asked
 
 
-def _metrics(args: EngineArgs) -> MetricsConfig:
+def _metrics(args: EngineArgs, group: GroupConfig, api: ApiConfig) -> MetricsConfig:
     for field in ("metrics_port", "otlp_endpoint"):
         if getattr(args, field) is not None and not args.span_records:
             raise ConfigError(f"{field}: comes from spans, and span_records is 0")
     if not args.metrics_host:  # to the system it would mean every address
         raise ConfigError("metrics_host: must name an address (0.0.0.0 is every one), got ''")
-    return MetricsConfig(args.metrics_port, args.metrics_host, _otlp_url(args.otlp_endpoint))
+    # The HTTP processes show the same pages, and get them there: over the port, if there is one.
+    is_inner = api.is_on and args.metrics_port is None and bool(args.span_records)
+    uds = f"{group.run_dir}/pages.sock" if is_inner else None
+    return MetricsConfig(args.metrics_port, args.metrics_host, _otlp_url(args.otlp_endpoint), uds)
+
+
+def _api(args: EngineArgs, model: ModelConfig) -> ApiConfig:
+    if args.port is not None and args.uds is not None:
+        raise ConfigError("uds: serves instead of a port, and port was given as well")
+    for field in ("host", "uds", "ssl_certfile", "ssl_keyfile"):
+        if getattr(args, field) == "":
+            raise ConfigError(f"{field}: must not be empty")
+    if (args.ssl_certfile is None) != (args.ssl_keyfile is None):
+        raise ConfigError("ssl_certfile and ssl_keyfile: must be given together")
+    for field in ("ssl_certfile", "ssl_keyfile"):
+        path = getattr(args, field)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"{field}: there is no file {path}")
+    keys = args.api_key or tuple(filter(None, (os.environ.get("PROCENGINE_API_KEY"),)))
+    if any(not key or not key.isascii() or not key.isprintable() for key in keys):
+        raise ConfigError("api_key: must be printable ASCII, and not empty")
+    return ApiConfig(
+        port=args.port,
+        host=args.host,
+        uds=args.uds,
+        num_workers=args.api_workers,
+        api_keys=keys,
+        served_model_names=args.served_model_name or (model.name,),
+        allowed_origins=args.allowed_origins,
+        ssl_certfile=args.ssl_certfile,
+        ssl_keyfile=args.ssl_keyfile,
+    )
 
 
 def _otlp_url(endpoint: str | None) -> str | None:

@@ -70,11 +70,29 @@ _HELP: Final[Mapping[str, str]] = {
     "span_records": "newest spans that each thread keeps for `trace`, `profile` and `top`: a power of two; 0 is none",
     "metrics_port": "serve Prometheus metrics over HTTP on this port; 0 takes one that is free (see the ready line)",
     "metrics_host": "address that --metrics-port listens on",
+    "port": "serve OpenAI-compatible HTTP on this port; 0 takes one that is free (see the ready line)",
+    "host": "address that --port listens on; 0.0.0.0 is every one of this machine",
+    "uds": "serve HTTP on a Unix socket of this path instead of a port",
+    "api_workers": "processes that serve HTTP, on the one port",
+    "api_key": "key that HTTP clients must send (auto: the variable PROCENGINE_API_KEY; none: all are let in)",
+    "served_model_name": "what HTTP requests call the model (auto: MODEL)",
+    "allowed_origins": "origin of web pages that may ask over HTTP (CORS), such as https://example.org, or *",
+    "ssl_certfile": "certificate (PEM) for HTTPS",
+    "ssl_keyfile": "its private key (PEM)",
     "otlp_endpoint": "send a trace of each request to this URL (OTLP over HTTP); needs procengine[otel]",
 }
 
 _OFF: Final = frozenset(
-    {"metrics_port", "otlp_endpoint", "request_timeout", "queue_timeout"}
+    {
+        "metrics_port",
+        "otlp_endpoint",
+        "port",
+        "queue_timeout",
+        "request_timeout",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "uds",
+    }
 )  # for these, no value is not "decide for me"
 
 

@@ -57,6 +57,26 @@ IMPORTED_BY: dict[str, tuple[str, ...]] = {
 
 # Values in, values out: no clock, no input or output, no device, no process, no configuration object.
 PURE = (
+    "procengine.api.answer",
+    "procengine.api.anthropic_answer",
+    "procengine.api.anthropic_request",
+    "procengine.api.chat_answer",
+    "procengine.api.chat_messages",
+    "procengine.api.chat_request",
+    "procengine.api.chat_stream",
+    "procengine.api.choices",
+    "procengine.api.completion_answer",
+    "procengine.api.completion_request",
+    "procengine.api.conversation",
+    "procengine.api.errors",
+    "procengine.api.exchange",
+    "procengine.api.generation_fields",
+    "procengine.api.json_body",
+    "procengine.api.logprobs",
+    "procengine.api.prompts",
+    "procengine.api.responses_answer",
+    "procengine.api.responses_request",
+    "procengine.api.usage",
     "procengine.bench.arrivals",
     "procengine.bench.datasets",
     "procengine.bench.goodput",
@@ -175,6 +195,9 @@ TORCH_FREE = (
     "procengine.procs.output",
     "procengine.procs.worker",
     "procengine.procs.metrics",
+    "procengine.procs.api",
+    "procengine.cli.run_batch",
+    "procengine.api.batch_run",
     "procengine.cli.top",
 )
 
