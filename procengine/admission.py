@@ -18,6 +18,7 @@ from procengine.workflows.prompt import PromptBody
 __all__ = ["Admission"]
 
 _MAX_REQUEST_ID_BYTES = 256
+_MAX_TIME_NS = (1 << 63) - 1
 
 
 class Admission:
@@ -56,6 +57,8 @@ class Admission:
             )
         if not 0 < len(message.request_id.encode()) <= _MAX_REQUEST_ID_BYTES:
             raise InvalidRequestError(f"request_id: must have 1 to {_MAX_REQUEST_ID_BYTES} bytes")
+        if not 0 <= message.sent_ns <= _MAX_TIME_NS:
+            raise InvalidRequestError(f"sent_ns: must be 0 to {_MAX_TIME_NS} nanoseconds, got {message.sent_ns}")
         if message.traceparent:
             TraceContext.parse(message.traceparent)
         if is_running:

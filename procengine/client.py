@@ -10,6 +10,7 @@ thread, and `close` must come last.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,7 @@ from procengine.client_bodies import (
 from procengine.client_core import ClientCore, OnEnd, Pending, dead_group_error
 from procengine.client_handshake import answer_losses, connect_link
 from procengine.client_link import new_call_seed
+from procengine.curve_keys import ClientKeys, client_keys
 from procengine.errors import ProcengineError
 from procengine.groups import find_group, is_gone
 from procengine.messages import Embedding, Stats, Welcome
@@ -59,19 +61,31 @@ class Client:
     """A connection to one group; many requests may be under way on it.
 
     Args:
-        endpoint_or_group_name: `ipc://...` or a group's name; None is the only running group.
+        endpoint_or_group_name: `ipc://...`, `tcp://HOST:PORT` or a group's name; None is the only running group.
+        curve_keys: this client's keys, for a tcp endpoint that demands some: `ClientKeys`, the path of its file, or
+            the name that `procengine keys` was given.
+        server_key: the group's public key, if it is not the one in that file.
         resubmit_lost: send requests again that were lost because the frontend died, if nothing of them was returned
             yet. Those whose caller has seen a part end with a `RequestLostError`, and so do all if this is False.
 
     Raises:
         GroupNotFoundError: no such group, or several and none was named.
         EngineDeadError: the group does not answer.
+        ConfigError: the keys are not what they should be.
+        AccessDeniedError: the group does not know this client's key, or has another one than it should.
     """
 
-    def __init__(self, endpoint_or_group_name: str | None = None, *, resubmit_lost: bool = True) -> None:
+    def __init__(
+        self,
+        endpoint_or_group_name: str | None = None,
+        *,
+        curve_keys: str | os.PathLike[str] | ClientKeys | None = None,
+        server_key: str | None = None,
+        resubmit_lost: bool = True,
+    ) -> None:
         self._group = find_group(endpoint_or_group_name)
         self._core = ClientCore(resubmits=resubmit_lost)
-        self._link, self._welcome = connect_link(self._group, self._core)
+        self._link, self._welcome = connect_link(self._group, self._core, client_keys(curve_keys, server_key))
         self._order = threading.Lock()  # requests are sent in the order of their numbers
         self._condition = threading.Condition(threading.Lock())
         self._has_leader = False
@@ -373,5 +387,5 @@ class Client:
             self._core.receive(frame, arrived_ns)
         with self._order:
             answer_losses(self._link, self._core)
-        if not frames and self._core.has_pending and is_gone(self._group):
+        if not frames and self._core.has_pending and (is_gone(self._group) or self._link.is_cut_off):
             self._core.die(dead_group_error(self._group.name))

@@ -18,6 +18,7 @@ __all__ = [
     "GroupConfig",
     "Kernels",
     "LimitsConfig",
+    "ListenConfig",
     "MetricsConfig",
     "ModelConfig",
     "ProfilingConfig",
@@ -182,6 +183,14 @@ class ApiConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return self.port is not None or self.uds is not None
 
 
+class ListenConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where clients of other machines connect, beside the Unix sockets. Secret keys are in a file, never in a value."""
+
+    frontend: str  # tcp://HOST:PORT; the supervisor puts in what port 0 became
+    output: str
+    curve_keys: str | None = None  # path of the server file; None: without keys, on the loopback interface only
+
+
 class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the group lives and how it ends."""
 
@@ -206,3 +215,4 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     profiling: ProfilingConfig = ProfilingConfig()
     metrics: MetricsConfig = MetricsConfig()
     api: ApiConfig = ApiConfig()
+    listen: ListenConfig | None = None  # None: clients connect to Unix sockets only

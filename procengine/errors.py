@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AccessDeniedError",
     "ConfigError",
     "EngineDeadError",
     "GroupNotFoundError",
@@ -91,6 +92,12 @@ class EngineDeadError(ProcengineError):
     """A process of the group died while the request was running."""
 
     code = "engine_dead"
+
+
+class AccessDeniedError(ProcengineError):
+    """A tcp endpoint did not let this client in, or is not who it should be: says which."""
+
+    code = "access_denied"
 
 
 class RequestLostError(EngineDeadError):

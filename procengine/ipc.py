@@ -19,12 +19,19 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from procengine.curve_keys import ClientKeys, ServerKeys
+from procengine.errors import ConfigError
+
 __all__ = [
+    "KEY_DOMAIN",
+    "KEY_QUESTIONS",
     "Frames",
     "Sending",
     "SocketReader",
     "bind",
+    "bind_tcp",
     "connect",
+    "connect_socket",
     "disconnects_of",
     "has_message",
     "make_context",
@@ -44,6 +51,10 @@ _SNDMORE: Final = int(zmq.SNDMORE)
 _SNDMORE_NOBLOCK: Final = _SNDMORE | _NOBLOCK
 _BACKLOG: Final = 100
 _HEARTBEAT_MS: Final = 0  # ipc peers: the kernel reports a closed socket, heartbeats would only wake idle processes
+_TCP_HEARTBEAT_MS: Final = 5_000
+_TCP_SILENCE_MS: Final = 20_000
+KEY_QUESTIONS: Final = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a key is known (ZAP, its RFC 27)
+KEY_DOMAIN: Final = b"procengine"
 _LINGER_MS: Final = 1000
 _HANDSHAKE_MS: Final = 10_000
 _BACKSTOP_BYTES: Final = 1 << 30
@@ -84,15 +95,73 @@ def bind(
     return socket
 
 
-def connect(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, *, identity: bytes | None = None
+def bind_tcp(
+    context: zmq.Context[zmq.Socket[bytes]],
+    kind: int,
+    endpoint: str,
+    listen_fd: int,
+    *,
+    max_message_bytes: int,
+    max_unsent: int = 0,
+    max_unread: int = 0,
+    server: ServerKeys | None = None,
 ) -> zmq.Socket[bytes]:
-    """A socket of `kind` that connects to `endpoint`; `identity` is its routing id at a ROUTER."""
+    """A socket of `kind` on a tcp socket that listens already and is ZeroMQ's from here on. With keys, only peers that
+    know ours get past the handshake, and only if ZAP (`KEY_QUESTIONS`) lets theirs in. Limits as for `bind`.
+    """
+    socket = _make(context, kind, max_message_bytes)
+    socket.setsockopt(zmq.SNDHWM, max_unsent)
+    socket.setsockopt(zmq.RCVHWM, max_unread)
+    _set_tcp_options(socket)
+    if server is not None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, server.secret.encode())
+        socket.setsockopt(zmq.ZAP_DOMAIN, KEY_DOMAIN)
+    socket.setsockopt(zmq.USE_FD, listen_fd)
+    socket.bind(endpoint)
+    return socket
+
+
+def connect(
+    context: zmq.Context[zmq.Socket[bytes]],
+    kind: int,
+    endpoint: str,
+    *,
+    identity: bytes | None = None,
+    keys: ClientKeys | None = None,
+) -> zmq.Socket[bytes]:
+    """A socket of `kind` that connects to `endpoint`; `identity` is its routing id at a ROUTER.
+
+    Raises:
+        ConfigError: there is no such address, or its transport is none of ours.
+    """
     socket = _make(context, kind, _BACKSTOP_BYTES)
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
-    socket.connect(endpoint)
+    connect_socket(socket, endpoint, keys)
     return socket
+
+
+def connect_socket(socket: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None = None) -> None:
+    """Connect a socket that was made already. Raises as `connect`."""
+    if endpoint.startswith("tcp://"):
+        _set_tcp_options(socket)
+    if keys is not None:
+        socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"endpoint: cannot connect to {endpoint!r:.200}: {error.strerror}") from error
+
+
+def _set_tcp_options(socket: zmq.Socket[bytes]) -> None:
+    """Of a peer that was unplugged nobody tells; so it is asked now and then."""
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _TCP_HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TCP_SILENCE_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, _TCP_SILENCE_MS)
 
 
 def disconnects_of(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:

@@ -182,6 +182,17 @@ class Pipeline:
         self.num_steps += 1
         return step
 
+    def expects(self, header: StepResult | EmbedResult) -> bool:
+        """Whether `apply` can take this in: a result of the oldest step in flight, of its kind, or one of a worker that
+        is gone.
+        """
+        if header.epoch != self.epoch:
+            return header.epoch < self.epoch
+        if not self._in_flight:
+            return False
+        oldest = self._in_flight[0]
+        return header.step_id == oldest.step_id and oldest.planner is self.planners.get(header.workflow)
+
     def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> Applied:
         """Take in a result."""
         if header.epoch != self.epoch:

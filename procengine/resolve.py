@@ -36,6 +36,7 @@ from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
+from procengine.listen import resolve_listen
 from procengine.model_source import resolve_model
 from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
@@ -114,6 +115,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     allowed_origins: tuple[str, ...] = ()
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
+    listen: str | None = None
+    curve_keys: str | None = None
 
 
 def resolve(args: EngineArgs) -> EngineConfig:
@@ -145,6 +148,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         profiling=ProfilingConfig(span_records=args.span_records),
         metrics=_metrics(args, group, api),
         api=api,
+        listen=resolve_listen(args.listen, args.curve_keys),
     )
 
 

@@ -44,13 +44,14 @@ from procengine.messages import (
     decode_from_client,
     encode,
 )
-from procengine.procs.client_listener import ClientListener
+from procengine.procs.client_sockets import ClientSockets
 from procengine.procs.output_link import OutputLink
 from procengine.procs.request_deadlines import RequestDeadlines
 from procengine.procs.step_pump import StepPump
 from procengine.profiling.records import RecordKind, id_words, reject_number
 from procengine.profiling.span_ring import SpanWriter
 from procengine.recent_clients import RecentClients
+from procengine.stray_frames import StrayFrames
 from procengine.structured.compiler import GrammarCompiler
 from procengine.submission import Submission
 from procengine.tokenize_queue import TokenizeQueue
@@ -80,12 +81,14 @@ class ClientDoor:
         to_output: OutputLink,
         spans: SpanWriter,
         pump: Callable[[], None],
+        strays: StrayFrames,
     ) -> None:
         self._child = child
         self._loop = loop
         self._to_output = to_output
         self._spans = spans
         self._pump = pump
+        self._strays = strays
         self._admission = Admission(parts, child.config.limits)
         limits = child.config.limits
         self._clients = RecentClients(max(4096, limits.max_clients))
@@ -101,23 +104,19 @@ class ClientDoor:
         self._paused: list[tuple[bytes, Submit | Abort, int]] | None = None  # what came while nothing is taken
         self._tokenize = _tokenize_queue(child, loop)
         # A frame over the limit drops the connection, so the limit here is a backstop; _on_submit tells the client.
-        self._listener = ClientListener(
+        self._sockets = ClientSockets(  # they wait until there is somebody to run requests
+            child,
             loop,
-            child.context,
-            child.endpoint("frontend"),
-            limits.max_clients,
             max_message_bytes=2 * limits.max_request_bytes + 65536,
             max_unsent=_MAX_UNSENT,
             max_unread=_MAX_UNREAD,
         )
-        self._socket = self._listener.socket
-        self._reader: ipc.SocketReader | None = None  # they wait until there is somebody to run requests
 
     def open(self, engine: Engine, steps: StepPump) -> None:
         """From here on there is somebody to run requests."""
         self._engine, self._steps = engine, steps
         self._deadlines.open(engine)
-        self._reader = ipc.SocketReader(self._loop, self._socket, self._on_message, self._pump)
+        self._sockets.start(self._on_message, self._pump)
 
     def settle(self) -> None:
         """To be called after each change: what has ended makes room, and needs no deadline."""
@@ -172,13 +171,14 @@ class ClientDoor:
     def tell_all(self, error: str) -> None:
         """End every request whose output cannot come any more, and say why to everybody."""
         for client in self._clients:
-            ipc.send_routed(self._socket, client, encode(Rejected("", EngineDeadError.code, error)))
+            self._sockets.send(client, encode(Rejected("", EngineDeadError.code, error)))
 
     def _on_message(self, frames: list[bytes]) -> None:
         client, data = frames[0], frames[-1]
         try:
             message = decode_from_client(data)
         except UNREADABLE as error:
+            self._strays.drop("frontend", error, client)
             self._reject(client, "", ProtocolError(f"message: not a message of this protocol: {error}"))
             return
         match message:
@@ -209,7 +209,7 @@ class ClientDoor:
                 PROTOCOL_VERSION,
                 config.group.name,
                 config.model.name,
-                self._child.endpoint("output"),
+                self._sockets.output_endpoint(client),
                 max_model_len,
                 config.model.vocab_size,
                 config.model.workflows,
@@ -221,7 +221,8 @@ class ClientDoor:
         )
 
     def _on_get_stats(self, client: bytes, *, reset: bool) -> None:
-        self._send(client, Stats(self._steps.stats() if self._steps else {"num_unfinished": 0}))
+        values = self._steps.stats() if self._steps else {"num_unfinished": 0}
+        self._send(client, Stats(values | {"num_stray_frames": self._strays.count}))
         if reset and self._steps:
             self._steps.reset_stats()
 
@@ -230,7 +231,7 @@ class ClientDoor:
 
         Of those heard of some may have left, and of those connected some may not be clients: both must be too many.
         """
-        limit, count = self._child.config.limits.max_clients, self._listener.num_connections
+        limit, count = self._child.config.limits.max_clients, self._sockets.num_connections
         if count > limit <= len(self._clients) and client not in self._clients:
             text = f"the group has {count} connections, the limit (max_clients) is {limit}; try again later"
             raise OverloadedError(text, _NO_ROOM_RETRY_S)
@@ -356,14 +357,13 @@ class ClientDoor:
         self._send(client, Rejected(request_id, error.code, str(error), round(retry_after_s, 3)))
 
     def _send(self, client: bytes, message: Welcome | Received | Rejected | Lost | Stats) -> None:
-        sending = ipc.try_send_routed(self._socket, client, encode(message))
+        sending = self._sockets.try_send(client, encode(message))
         if sending is not ipc.Sending.SENT:
             self._clients.discard(client)
         if sending is ipc.Sending.FULL and self._engine is not None:  # it asks and asks, and reads no answer
             for finish in self._engine.abort_client(client):
                 self._to_output.send(finish)
-        if self._reader is not None:
-            self._reader.poke()
+        self._sockets.poke()
 
 
 def _tokenize_queue(child: Child, loop: asyncio.AbstractEventLoop) -> TokenizeQueue:

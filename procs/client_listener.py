@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import stat
 import sys
 from collections.abc import Callable
@@ -30,7 +31,8 @@ _HANDSHAKEN = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
 
 class ClientListener:
-    """A ROUTER. `on_come` and `on_go` are told of each connection made and lost; the rest is for `ipc.bind`.
+    """A ROUTER. `on_come` and `on_go` are told of each connection made and lost. Only a Unix socket, whose `path` is
+    known, has a door that can be shut.
 
     Attributes:
         socket: the ROUTER; `ipc.SocketReader` and sending are its owner's business.
@@ -39,6 +41,27 @@ class ClientListener:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        socket: zmq.Socket[bytes],
+        max_clients: int,
+        *,
+        path: Path | None = None,
+        on_come: Callable[[], None] | None = None,
+        on_go: Callable[[], None] | None = None,
+    ) -> None:
+        self.socket = socket
+        self._path = path
+        self._on_come = on_come
+        self._on_go = on_go
+        self._max_connections = connections_within(max_clients)
+        self._fds: set[int] = set()
+        self._is_open = True
+        events = ipc.monitor(socket, _ACCEPTED | _DISCONNECTED | _HANDSHAKEN)
+        self._reader = ipc.SocketReader(loop, events, self._on_event)
+
+    @classmethod
+    def bind(
+        cls,
+        loop: asyncio.AbstractEventLoop,
         context: zmq.Context[zmq.Socket[bytes]],
         endpoint: str,
         max_clients: int,
@@ -46,18 +69,12 @@ class ClientListener:
         on_come: Callable[[], None] | None = None,
         on_go: Callable[[], None] | None = None,
         **options: int,
-    ) -> None:
-        self._on_come = on_come
-        self._on_go = on_go
-        self._path = Path(endpoint.removeprefix("ipc://"))
-        self._shut_path = self._path.with_suffix(".shut")
-        self._num_files = raise_limit(files_for(max_clients))
-        self._max_connections = connections_within(max_clients)
-        self._fds: set[int] = set()
-        self._is_open = True
-        self.socket = ipc.bind(context, zmq.ROUTER, endpoint, backlog=backlog_within(self._num_files), **options)
-        events = ipc.monitor(self.socket, _ACCEPTED | _DISCONNECTED | _HANDSHAKEN)
-        self._reader = ipc.SocketReader(loop, events, self._on_event)
+    ) -> ClientListener:
+        """On a Unix socket, made here; the rest is for `ipc.bind`. So many clients may open as many files."""
+        num_files = raise_limit(files_for(max_clients))
+        socket = ipc.bind(context, zmq.ROUTER, endpoint, backlog=backlog_within(num_files), **options)
+        path = Path(endpoint.removeprefix("ipc://"))
+        return cls(loop, socket, max_clients, path=path, on_come=on_come, on_go=on_go)
 
     @property
     def num_connections(self) -> int:
@@ -79,22 +96,25 @@ class ClientListener:
             self._on_come()
 
     def _shut_if_full(self) -> None:
-        if len(self._fds) < self._max_connections or not self._is_open:
+        if self._path is None or len(self._fds) < self._max_connections or not self._is_open:
             return
         self._fds = set(filter(_is_socket, self._fds))  # one that made room for its successor was closed without a word
         if len(self._fds) < self._max_connections:
             return
         self._is_open = False
-        self._path.rename(self._shut_path)
-        text = (
-            f"{len(self._fds)} connections: no more are taken, as only {self._num_files} files may be open (ulimit -n)"
-        )
+        self._path.rename(_shut(self._path))
+        num_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        text = f"{len(self._fds)} connections: no more are taken, as only {num_files} files may be open (ulimit -n)"
         print(f"procengine: {self._path}: {text}", file=sys.stderr, flush=True)
 
     def _open_again(self) -> None:
-        if not self._is_open and len(self._fds) < 0.9 * self._max_connections:
+        if self._path is not None and not self._is_open and len(self._fds) < 0.9 * self._max_connections:
             self._is_open = True
-            self._shut_path.rename(self._path)
+            _shut(self._path).rename(self._path)
+
+
+def _shut(path: Path) -> Path:
+    return path.with_suffix(".shut")
 
 
 def _is_socket(fd: int) -> bool:

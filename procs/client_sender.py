@@ -25,14 +25,16 @@ from procengine.messages import (
     encode,
 )
 from procengine.postprocessor import Item
-from procengine.procs.client_listener import ClientListener
+from procengine.procs.client_sockets import ClientSockets
 from procengine.profiling.records import RecordKind
 from procengine.profiling.span_ring import SpanWriter
+from procengine.stray_frames import StrayFrames
 
 __all__ = ["ClientSender"]
 
 _CLIENT_DROPPED = int(RecordKind.CLIENT_DROPPED)
 _MAX_UNSENT = 64
+_MAX_CLIENT_BYTES = 4096  # of what a client says here, which is who it is
 _HOLD_NS = 10 * 10**9  # a client that has not come back to a new process by then is gone
 _HOLD_AT_END_NS = 2 * 10**9
 _PROBE_S = 0.25  # from a client's leaving until those who get nothing yet are asked whether they are there
@@ -54,6 +56,7 @@ class ClientSender:
         child: Child,
         loop: asyncio.AbstractEventLoop,
         spans: SpanWriter,
+        strays: StrayFrames,
         drop: Callable[[bytes, set[int]], int],
         waiting_clients: Callable[[], Iterable[bytes]],
         after_retry: Callable[[set[int]], None],
@@ -61,6 +64,7 @@ class ClientSender:
         limits = child.config.limits
         self._loop = loop
         self._spans = spans
+        self._strays = strays
         self._drop = drop
         self._waiting_clients = waiting_clients
         self._after_retry = after_retry
@@ -73,17 +77,15 @@ class ClientSender:
         self._retry: asyncio.TimerHandle | None = None
         self._probe: asyncio.TimerHandle | None = None
         self._lost_calls = 0
-        self._listener = ClientListener(
+        self._sockets = ClientSockets(
+            child,
             loop,
-            child.context,
-            child.endpoint("output"),
-            limits.max_clients,
             on_come=self._on_come,
             on_go=self._on_go,
+            max_message_bytes=_MAX_CLIENT_BYTES,
             max_unsent=_MAX_UNSENT,
         )
-        self._socket = self._listener.socket
-        self._reader = ipc.SocketReader(loop, self._socket, self._on_message)
+        self._sockets.start(self._on_message)
 
     @property
     def has_unsent(self) -> bool:
@@ -100,18 +102,18 @@ class ClientSender:
         for client, items in items_by_client.items():
             if backlog.clients and backlog.add(client, items):
                 continue
-            sending = ipc.try_send_routed(self._socket, client, encode(Outputs(items, sent_ns)))
+            sending = self._sockets.try_send(client, encode(Outputs(items, sent_ns)))
             if sending is not ipc.Sending.SENT:
                 self._hold_or_drop(client, items, is_absent=sending is ipc.Sending.GONE)
         if backlog.clients:
             self._drop_slowest()
             self._arm()
-        self._reader.poke()
+        self._sockets.poke()
 
     def say(self, client: bytes, message: Rejected | Lost) -> None:
         """A word that some may not hear: they are gone, or do not read."""
-        ipc.send_routed(self._socket, client, encode(message))
-        self._reader.poke()
+        self._sockets.try_send(client, encode(message))
+        self._sockets.poke()
 
     def shorten(self) -> None:
         """The group is ending: nobody is waited for much longer."""
@@ -122,13 +124,14 @@ class ClientSender:
     def _on_message(self, frames: list[bytes]) -> None:
         try:
             decode_from_output_peer(frames[-1])
-        except UNREADABLE:
-            return  # not of this protocol: whoever it is has no requests here
+        except UNREADABLE as error:
+            self._strays.drop("output", error, frames[0])  # whoever it is has no requests here
+            return
         self._say_attached(frames[0])
-        self._reader.poke()
+        self._sockets.poke()
 
     def _say_attached(self, client: bytes) -> ipc.Sending:
-        return ipc.try_send_routed(self._socket, client, encode(Attached(PROTOCOL_VERSION)))
+        return self._sockets.try_send(client, encode(Attached(PROTOCOL_VERSION)))
 
     # --- clients that cannot be sent to
 
@@ -180,7 +183,7 @@ class ClientSender:
         for client, waiting in self._backlog.take_late(now_ns):
             self._drop_absent(client, waiting)
         self._arm()
-        self._reader.poke()
+        self._sockets.poke()
         self._after_retry(held_keys - self._backlog.ended_keys())
 
     def _try_client(self, client: bytes, now_ns: int) -> None:
@@ -196,13 +199,13 @@ class ClientSender:
 
     def _send_waiting(self, client: bytes, waiting: Waiting, now_ns: int) -> ipc.Sending:
         if waiting.farewell is not None:
-            sending = ipc.try_send_routed(self._socket, client, waiting.farewell)
+            sending = self._sockets.try_send(client, waiting.farewell)
             if sending is not ipc.Sending.SENT:
                 return sending
             waiting.farewell = None
         if not waiting.num_bytes:
             return ipc.Sending.SENT
-        return ipc.try_send_routed(self._socket, client, encode(Outputs(waiting.take(), now_ns)))
+        return self._sockets.try_send(client, encode(Outputs(waiting.take(), now_ns)))
 
     # --- clients that come and go
 
@@ -218,7 +221,7 @@ class ClientSender:
         for client in set(self._waiting_clients()) - self._backlog.clients.keys():
             if self._say_attached(client) is ipc.Sending.GONE:
                 self._drop_absent(client)
-        self._reader.poke()
+        self._sockets.poke()
 
     def _on_come(self) -> None:
         """It may be one whose requests were aborted while it was away."""
@@ -235,6 +238,6 @@ class ClientSender:
         )
         message = encode(Rejected("", EngineDeadError.code, text))
         for client in list(self._lost):
-            if ipc.try_send_routed(self._socket, client, message) is not ipc.Sending.GONE:
+            if self._sockets.try_send(client, message) is not ipc.Sending.GONE:
                 del self._lost[client]
-        self._reader.poke()
+        self._sockets.poke()

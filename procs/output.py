@@ -21,7 +21,8 @@ import zmq
 
 from procengine import ipc
 from procengine.child import Child, run_child, run_loop
-from procengine.errors import EngineDeadError
+from procengine.errors import EngineDeadError, ProtocolError
+from procengine.frame_checks import read_message, read_result
 from procengine.messages import (
     Admitted,
     ChildStats,
@@ -47,7 +48,6 @@ from procengine.messages import (
     WorkerReady,
     decode_from_frontend,
     decode_from_supervisor,
-    decode_from_worker,
     encode,
 )
 from procengine.numbering import epoch_of, first_number
@@ -55,6 +55,7 @@ from procengine.postprocessor import Item, NoteKey, Postprocessor, TakenItems
 from procengine.procs.client_sender import ClientSender
 from procengine.profiling.records import FINISH_CODES, RecordKind
 from procengine.profiling.span_ring import NOBODY
+from procengine.stray_frames import StrayFrames
 from procengine.tokenizer import Tokenizer
 from procengine.workflows import WORKFLOWS, load_part
 
@@ -76,6 +77,7 @@ class Output:
         self._on_end = on_end
         self._is_ending = False
         self._spans = child.spans.writer("loop")
+        self._strays = StrayFrames("output")
         self._received_ns = 0  # the newest result
         self._num_flushes = 0
         tokenizer = Tokenizer.load(child.config.model.tokenizer_path)
@@ -90,7 +92,7 @@ class Output:
         self._last_items = TakenItems()  # of requests that were ended from outside
         context = child.context
         self._clients = ClientSender(
-            child, loop, self._spans, self._drop_client, self._waiting_clients, self._on_late_delivery
+            child, loop, self._spans, self._strays, self._drop_client, self._waiting_clients, self._on_late_delivery
         )
         self._to_frontend = ipc.connect(context, zmq.PUSH, child.endpoint("feedback"))
         from_frontend = ipc.bind(context, zmq.PULL, child.endpoint("register"))
@@ -112,9 +114,13 @@ class Output:
 
     def _on_frontend(self, frames: list[bytes]) -> None:
         if len(frames) > 1:  # of a worker that has died, perhaps before it could send it here too
-            self._take_result(frames)
+            self._take_result(frames, "register")
             return
-        message = decode_from_frontend(frames[0])
+        try:
+            message = read_message(frames, decode_from_frontend)
+        except ProtocolError as error:
+            self._strays.drop("register", error)
+            return
         if self._note_key is None or not isinstance(message, Register | Finish | Replay):
             self._take_message(message)
             return
@@ -127,14 +133,10 @@ class Output:
 
     def _take_message(self, message: FromFrontend) -> None:
         match message:
-            case Register(key, client, request_id) if key < self._first_key:
-                self._tell_lost(epoch_of(key), {client: [request_id]}, "the frontend died")
-            case Register(workflow=workflow) as register:
-                self._ask_for(self._postprocessors[workflow].register(register))
-            case Admitted(keys, num_cached_tokens, sent_ns, num_preemptions):
-                for admission in zip(keys, num_cached_tokens, num_preemptions or (0,) * len(keys), strict=True):
-                    for postprocessor in self._postprocessors.values():
-                        postprocessor.admit(*admission, sent_ns)
+            case Register():
+                self._register(message)
+            case Admitted():
+                self._admit(message)
             case Finish() as finish:
                 self._finish(finish)
             case Replay(key, position, token_ids):
@@ -144,13 +146,36 @@ class Output:
                 if epoch == self._child.epoch and self._results is None:
                     self._take_results()
 
+    def _register(self, register: Register) -> None:
+        postprocessor = self._postprocessors.get(register.workflow)
+        if register.key < self._first_key:
+            self._tell_lost(epoch_of(register.key), {register.client: [register.request_id]}, "the frontend died")
+        elif postprocessor is None:
+            self._strays.drop("register", f"there is no workflow {register.workflow!r:.40}")
+        else:
+            self._ask_for(postprocessor.register(register))
+
+    def _admit(self, admitted: Admitted) -> None:
+        keys, num_cached_tokens = admitted.keys, admitted.num_cached_tokens
+        num_preemptions = admitted.num_preemptions or (0,) * len(keys)
+        if not len(keys) == len(num_cached_tokens) == len(num_preemptions):
+            self._strays.drop("register", "an Admitted whose lists differ in length")
+            return
+        for admission in zip(keys, num_cached_tokens, num_preemptions, strict=True):
+            for postprocessor in self._postprocessors.values():
+                postprocessor.admit(*admission, admitted.sent_ns)
+
     def _on_result(self, frames: list[bytes]) -> None:
         self._registers.drain()  # what the frontend said before it sent this step is here, but maybe not taken in
-        self._take_result(frames)
+        self._take_result(frames, "text")
 
-    def _take_result(self, frames: list[bytes]) -> None:
+    def _take_result(self, frames: list[bytes], socket: str) -> None:
         self._received_ns = received_ns = time.monotonic_ns()
-        header = decode_from_worker(frames[0])
+        try:
+            header = read_result(frames)
+        except ProtocolError as error:
+            self._strays.drop(socket, error)
+            return
         if isinstance(header, WorkerReady):
             return
         decoded_ns = time.monotonic_ns()

@@ -71,6 +71,10 @@ class StepPump:
         for finish in self._engine.end_failed():
             self._to_output.send(finish)
 
+    def expects(self, header: StepResult | EmbedResult) -> bool:
+        """Whether this is the next result of its worker, or one of a worker that is gone, which does no harm."""
+        return self._engine.pipelines[header.rank].expects(header)
+
     def take_result(self, header: StepResult | EmbedResult, frames: list[bytes], received_ns: int) -> None:
         """What a worker sent, received then."""
         decoded_ns = time.monotonic_ns()

@@ -25,6 +25,7 @@ import zmq
 from procengine import ipc
 from procengine.child_process import ChildProcess, write_log, write_to
 from procengine.children import Children
+from procengine.client_listeners import ClientListeners
 from procengine.config import EngineConfig
 from procengine.errors import ConfigError, ProcengineError
 from procengine.group_description import describe_group
@@ -54,6 +55,7 @@ from procengine.paths import socket_path
 from procengine.poll_loop import PollLoop, Timer, signals_as_descriptor
 from procengine.restarts import Restarts
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
+from procengine.stray_frames import StrayFrames
 
 __all__ = ["main", "run_group"]
 
@@ -81,16 +83,19 @@ class Supervisor:
         self._run_dir = run_dir
         self._launcher_fd = launcher_fd
         self._signal_fd = signal_fd
+        self._strays = StrayFrames("supervisor")
         self._state = "starting"
         self._started_s = time.monotonic()
         self._error: str | None = None
         self._facts: dict[str, dict[str, int | float | str]] = {}
         self._drained = Drained()
         self._end_askers: list[bytes] = []
+        self._clients = ClientListeners(config)
+        config = self._config = self._clients.config
         self._listeners = GroupListeners(config)
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
-        self._children = Children(config, self._control, self._listeners)
+        self._children = Children(config, self._control, self._clients.fds | self._listeners.fds)
         self._status = GroupStatus(config, self._children, self._control, self._started_s)
         self._restarts = Restarts(config.group, self._children, self._control)
         self._status_timer = Timer(0.0, self._answer_status)
@@ -106,6 +111,7 @@ class Supervisor:
                 self._loop.run_once()
         finally:
             self._listeners.close_all()
+            self._clients.close()
             self._children.kill_all()
             error = self._error and self._error.split("\n", 1)[0]
             ended = Ended(self._drained.num_finished, self._drained.num_aborted, error)
@@ -154,6 +160,7 @@ class Supervisor:
     def _describe(self) -> dict[str, Any]:
         is_private = self._launcher_fd is not None
         return {
+            **({"tcp": self._clients.endpoint} if self._clients.endpoint else {}),
             **describe_group(self._config, self._children, self._facts, self._listeners.urls, is_private=is_private),
             "ready_s": round(time.monotonic() - self._started_s, 2),
         }
@@ -166,8 +173,9 @@ class Supervisor:
             identity, data = frames[0], frames[-1]
             try:
                 message = decode_from_control_peer(data)
-            except UNREADABLE:
-                continue  # not of this protocol; no child of ours sends such a thing
+            except UNREADABLE as error:
+                self._strays.drop("control", error, identity)
+                continue
             if isinstance(message, GetStatus | Restart | EndGroup):
                 self._on_asked(identity, message)
             else:
@@ -186,13 +194,15 @@ class Supervisor:
                 self._end_by_request(timeout_s)
 
     def _on_child(self, identity: bytes, message: FromChild) -> None:
+        sender = next((child for child in self._children if child.identity == identity), None)
         match message:
-            case Ready(role, rank) if child := self._children.find(role, rank):
-                self._on_ready(child, message)
-            case Failed(role, rank, text, _) if child := self._children.find(role, rank):
-                child.failure = text
-            case Ready() | Failed():
-                pass  # of nobody we know
+            case Failed(role, rank, text, _):  # over a socket without a name, see `child`
+                if child := self._children.find(role, rank):
+                    child.failure = text
+            case _ if sender is None:
+                self._strays.drop("control", f"a {type(message).__name__} of no child", identity)
+            case Ready():
+                self._on_ready(sender, message)
             case Drained():
                 self._drained = message
                 self._stop()

@@ -79,11 +79,15 @@ _HELP: Final[Mapping[str, str]] = {
     "allowed_origins": "origin of web pages that may ask over HTTP (CORS), such as https://example.org, or *",
     "ssl_certfile": "certificate (PEM) for HTTPS",
     "ssl_keyfile": "its private key (PEM)",
+    "listen": "take clients on tcp://ADDRESS:PORT too, and on the port after it (outputs); 0 takes two that are free",
+    "curve_keys": "file or name of keys (`procengine keys new`): tcp clients need keys; demanded beyond the loopback",
     "otlp_endpoint": "send a trace of each request to this URL (OTLP over HTTP); needs procengine[otel]",
 }
 
 _OFF: Final = frozenset(
     {
+        "curve_keys",
+        "listen",
         "metrics_port",
         "otlp_endpoint",
         "port",

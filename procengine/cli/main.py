@@ -40,6 +40,7 @@ _COMMANDS: Final = {
     "restart": _Command("procengine.cli.restart", "replace one process of a running group"),
     "top": _Command("procengine.cli.top", "watch a running group"),
     "pull": _Command("procengine.cli.pull", "fetch a model"),
+    "keys": _Command("procengine.cli.keys", "make the keys of tcp connections"),
     "doctor": _Command("procengine.cli.doctor", "look at what a group needs of this machine"),
     "bench": _Command("procengine.cli.bench", "measure a group, its parts, or two of them side by side"),
     "trace": _Command("procengine.cli.trace", "write what a running group does to a trace file"),
