@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ProcengineError,
         ProtocolError,
         RequestFailedError,
+        RequestLostError,
         ShuttingDownError,
         StartupError,
     )
@@ -49,6 +50,7 @@ __all__ = [
     "ProcengineError",
     "ProtocolError",
     "RequestFailedError",
+    "RequestLostError",
     "RequestOutput",
     "SamplingParams",
     "ShuttingDownError",

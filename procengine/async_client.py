@@ -25,6 +25,7 @@ from procengine.client_bodies import (
     one_prompt_body,
     prompt_body,
     prompt_text,
+    timed_body,
 )
 from procengine.client_core import ClientCore, OnEnd, OnItem, Pending, dead_group_error
 from procengine.client_link import new_call_seed, new_identity
@@ -54,10 +55,12 @@ class AsyncClient:
 
     Args:
         endpoint_or_group_name: `ipc://...` or a group's name; None is the only running group.
+        resubmit_lost: as for `Client`.
     """
 
-    def __init__(self, endpoint_or_group_name: str | None = None) -> None:
+    def __init__(self, endpoint_or_group_name: str | None = None, *, resubmit_lost: bool = True) -> None:
         self._wanted = endpoint_or_group_name
+        self._resubmits = resubmit_lost
         self._connection: _Connection | None = None
 
     async def connect(self) -> Welcome:
@@ -68,7 +71,7 @@ class AsyncClient:
             EngineDeadError: the group does not answer.
         """
         if self._connection is None:
-            connection = _Connection(find_group(self._wanted))
+            connection = _Connection(find_group(self._wanted), resubmits=self._resubmits)
             self._connection = connection
             try:
                 await asyncio.wait_for(connection.shake_hands(), _CONNECT_TIMEOUT_S)
@@ -94,17 +97,19 @@ class AsyncClient:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         traceparent: str = "",
     ) -> RequestOutput:
         """Complete a text or a list of token ids. Cancelling the task aborts the request.
 
-        With `echo` the text begins with the prompt's. `traceparent` (W3C Trace Context) names the span of the caller
-        that the group's own belong to, where it exports them.
+        With `echo` the text begins with the prompt's. What is not done after `timeout_s` seconds ends with
+        `finish_reason` "abort", an `error` that says so, and what it has by then. `traceparent` (W3C Trace Context)
+        names the span of the caller that the group's own belong to, where it exports them.
 
         Raises:
             InvalidRequestError, OverloadedError, ShuttingDownError, EngineDeadError, RequestFailedError.
         """
-        body = generate_body(prompt_body(prompt), params, priority, cache_salt, echo=echo)
+        body = generate_body(prompt_body(prompt), params, priority, cache_salt, echo=echo, timeout_s=timeout_s)
         return await self._generate(body, request_id, traceparent)
 
     async def chat(
@@ -115,6 +120,7 @@ class AsyncClient:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
         traceparent: str = "",
@@ -124,7 +130,9 @@ class AsyncClient:
         `tools` and `tool_choice` are those of `Client.chat`. Otherwise as `generate`.
         """
         offer = self._offer(tools, tool_choice)
-        body = generate_body(messages_body(messages, offer.tools), offer.params(params), priority, cache_salt)
+        body = generate_body(
+            messages_body(messages, offer.tools), offer.params(params), priority, cache_salt, timeout_s=timeout_s
+        )
         with offer.naming_tools():
             output = await self._generate(body, request_id, traceparent)
         return read_calls(output, offer.style, new_call_seed())
@@ -139,6 +147,7 @@ class AsyncClient:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
         traceparent: str = "",
@@ -150,7 +159,9 @@ class AsyncClient:
         """
         offer = self._offer(tools, tool_choice)
         params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
-        body = generate_body(one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo)
+        body = generate_body(
+            one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo, timeout_s=timeout_s
+        )
         connection, news = self._connected, asyncio.Event()
         pending = connection.submit("generate", body, request_id, traceparent, lambda _: news.set(), news.set)
         try:
@@ -168,9 +179,9 @@ class AsyncClient:
         finally:
             connection.abandon(pending)
 
-    async def embed(self, prompt: Prompt, *, traceparent: str = "") -> EmbeddingOutput:
+    async def embed(self, prompt: Prompt, *, timeout_s: float | None = None, traceparent: str = "") -> EmbeddingOutput:
         """The vector of a text or a list of token ids. Cancelling the task aborts the request. Raises as `generate`."""
-        pending = await self._run("embed", prompt_body(prompt), None, traceparent)
+        pending = await self._run("embed", timed_body(prompt_body(prompt), timeout_s), None, traceparent)
         return collect_embedding(pending.answer(Embedding), pending.delivered_ns, pending.arrived_ns)
 
     async def abort(self, request_id: str) -> None:
@@ -213,7 +224,7 @@ class AsyncClient:
 
     async def _run(self, workflow: str, body: Body, request_id: str | None, traceparent: str = "") -> Pending:
         connection, ended = self._connected, asyncio.Event()
-        pending = connection.submit(workflow, body, request_id, traceparent, lambda _: ended.set())
+        pending = connection.submit(workflow, body, request_id, traceparent, lambda _: ended.set(), is_collected=True)
         try:
             await ended.wait()
         finally:
@@ -228,19 +239,23 @@ _AnswerT = TypeVar("_AnswerT", Welcome, Attached, Stats)
 class _Connection:
     """Sockets, readers and the liveness timer of a connected client. Everything runs on one loop."""
 
-    def __init__(self, group: GroupInfo) -> None:
+    def __init__(self, group: GroupInfo, *, resubmits: bool) -> None:
         self.group = group
         self.welcome: Welcome | None = None
-        self._core = ClientCore()
+        self._core = ClientCore(resubmits=resubmits)
         self._identity = new_identity()
         self._loop = asyncio.get_running_loop()
         self._context = ipc.make_context()
         self._links: list[tuple[zmq.Socket[bytes], ipc.SocketReader]] = []
+        self._readers: list[ipc.SocketReader] = []
         self._liveness: asyncio.TimerHandle | None = None
 
     async def shake_hands(self) -> None:
         """Introduce ourselves to the frontend, then to the output process."""
-        welcome = await self._ask(Welcome, self._core.hello, self._link(self.group.endpoint))
+        link = self._link(self.group.endpoint)
+        disconnects = ipc.disconnects_of(link[0])
+        self._readers.append(ipc.SocketReader(self._loop, disconnects, self._on_disconnect))
+        welcome = await self._ask(Welcome, self._core.hello, link)
         await self._attach(self._link(welcome.output_endpoint))
         self.welcome = welcome
 
@@ -258,10 +273,14 @@ class _Connection:
         traceparent: str,
         on_end: OnEnd,
         on_item: OnItem | None = None,
+        *,
+        is_collected: bool = False,
     ) -> Pending:
         """Start a request."""
         sent_ns = time.monotonic_ns()
-        pending, frame = self._core.submit(workflow, body, request_id, on_end, on_item, sent_ns, traceparent)
+        pending, frame = self._core.submit(
+            workflow, body, request_id, on_end, on_item, sent_ns, traceparent, is_collected=is_collected
+        )
         self._send(frame)
         return pending
 
@@ -284,7 +303,7 @@ class _Connection:
         self._core.die(ProcengineError("the client is closed"))
         if self._liveness is not None:
             self._liveness.cancel()
-        for _, reader in self._links:
+        for reader in self._readers:
             reader.close()
         # Aborts are in the kernel's hands within microseconds, unless nobody is there to take them.
         self._context.destroy(linger=0 if is_gone(self.group) else None)
@@ -292,11 +311,17 @@ class _Connection:
     def _link(self, endpoint: str) -> tuple[zmq.Socket[bytes], ipc.SocketReader]:
         socket = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
         reader = ipc.SocketReader(self._loop, socket, self._on_frames)
+        self._readers.append(reader)
         self._links.append((socket, reader))
         return self._links[-1]
 
     def _on_frames(self, frames: list[bytes]) -> None:
         self._core.receive(frames[0], time.monotonic_ns())
+        for frame in self._core.take_frames():
+            self._send(frame)
+
+    def _on_disconnect(self, _: list[bytes]) -> None:
+        self._send(self._core.hello_again())
 
     async def _attach(self, link: tuple[zmq.Socket[bytes], ipc.SocketReader]) -> None:
         """Until an output process answers: one that was asked may have died meanwhile."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, overload
 
+from procengine.client_batch import Batch
 from procengine.client_bodies import (
     Body,
     Messages,
@@ -29,12 +30,14 @@ from procengine.client_bodies import (
     prompt_body,
     prompt_list,
     prompt_text,
+    timed_body,
 )
 from procengine.client_core import ClientCore, OnEnd, Pending, dead_group_error
-from procengine.client_link import ClientLink, new_call_seed
-from procengine.errors import EngineDeadError, ProcengineError
-from procengine.groups import GroupInfo, find_group, is_gone
-from procengine.messages import Attached, Embedding, Stats, Welcome
+from procengine.client_handshake import answer_losses, connect_link
+from procengine.client_link import new_call_seed
+from procengine.errors import ProcengineError
+from procengine.groups import find_group, is_gone
+from procengine.messages import Embedding, Stats, Welcome
 from procengine.outputs import (
     EmbeddingOutput,
     RequestOutput,
@@ -47,33 +50,9 @@ from procengine.sampling_params import SamplingParams
 from procengine.tool_calls.offer import ToolChoice, ToolOffer, Tools, make_offer
 from procengine.tool_calls.reading import CallStream, read_calls
 
-__all__ = ["Client", "connect_link"]
+__all__ = ["Client"]
 
 _LIVENESS_MS = 500
-_CONNECT_TIMEOUT_S = 30.0
-
-
-def connect_link(group: GroupInfo, core: ClientCore) -> tuple[ClientLink, Welcome]:
-    """Connect to a group and shake hands with its frontend and its output process.
-
-    Raises:
-        EngineDeadError: it is gone or does not answer.
-        ProtocolError: it speaks another version.
-    """
-    link = ClientLink(group.endpoint)
-    try:
-        question, frame = core.hello()
-        link.queue(frame)
-        _wait_handshake(link, core, question, group)
-        welcome = question.answer(Welcome)
-        question, frame = core.attach()
-        link.attach(welcome.output_endpoint, frame)
-        _wait_handshake(link, core, question, group, on_silence=lambda: link.attach_again(core.attach_again()))
-        question.answer(Attached)
-    except BaseException:
-        link.close()
-        raise
-    return link, welcome
 
 
 class Client:
@@ -81,16 +60,19 @@ class Client:
 
     Args:
         endpoint_or_group_name: `ipc://...` or a group's name; None is the only running group.
+        resubmit_lost: send requests again that were lost because the frontend died, if nothing of them was returned
+            yet. Those whose caller has seen a part end with a `RequestLostError`, and so do all if this is False.
 
     Raises:
         GroupNotFoundError: no such group, or several and none was named.
         EngineDeadError: the group does not answer.
     """
 
-    def __init__(self, endpoint_or_group_name: str | None = None) -> None:
+    def __init__(self, endpoint_or_group_name: str | None = None, *, resubmit_lost: bool = True) -> None:
         self._group = find_group(endpoint_or_group_name)
-        self._core = ClientCore()
+        self._core = ClientCore(resubmits=resubmit_lost)
         self._link, self._welcome = connect_link(self._group, self._core)
+        self._order = threading.Lock()  # requests are sent in the order of their numbers
         self._condition = threading.Condition(threading.Lock())
         self._has_leader = False
 
@@ -109,6 +91,7 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         traceparent: str = "",
     ) -> RequestOutput: ...
 
@@ -121,6 +104,7 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         traceparent: str = "",
     ) -> list[RequestOutput]: ...
 
@@ -133,12 +117,14 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         traceparent: str = "",
     ) -> RequestOutput | list[RequestOutput]:
         """Complete a text or a list of token ids; for a list of prompts, a list of results in the same order.
 
-        With `echo` the texts begin with the prompt's. `traceparent` (W3C Trace Context) names the span of the caller
-        that the group's own belong to, where it exports them.
+        With `echo` the texts begin with the prompt's. What is not done after `timeout_s` seconds is aborted: it ends
+        with `finish_reason` "abort", an `error` that says so, and what it has by then. `traceparent` (W3C Trace
+        Context) names the span of the caller that the group's own belong to, where it exports them.
 
         Raises:
             InvalidRequestError: a prompt or parameter is wrong; the other prompts of the list are aborted.
@@ -146,7 +132,7 @@ class Client:
         """
         prompts, is_list = prompt_list(prompt)
         bodies = [
-            generate_body(prompt_body(one), of_one, priority, cache_salt, echo=echo)
+            generate_body(prompt_body(one), of_one, priority, cache_salt, echo=echo, timeout_s=timeout_s)
             for one, of_one in zip(prompts, one_params_each(params, len(prompts)), strict=True)
         ]
         if is_list:
@@ -161,6 +147,7 @@ class Client:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
         traceparent: str = "",
@@ -174,7 +161,9 @@ class Client:
         Raises as `generate` does.
         """
         offer = self._offer(tools, tool_choice)
-        body = generate_body(messages_body(messages, offer.tools), offer.params(params), priority, cache_salt)
+        body = generate_body(
+            messages_body(messages, offer.tools), offer.params(params), priority, cache_salt, timeout_s=timeout_s
+        )
         with offer.naming_tools():
             output = self.generate_bodies([body], [request_id], traceparent=traceparent)[0]
         return read_calls(output, offer.style, new_call_seed())
@@ -189,6 +178,7 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
         traceparent: str = "",
@@ -201,7 +191,9 @@ class Client:
         """
         offer = self._offer(tools, tool_choice)
         params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
-        body = generate_body(one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo)
+        body = generate_body(
+            one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo, timeout_s=timeout_s
+        )
         pending = self._submit("generate", body, request_id, traceparent=traceparent)
         try:
             while True:
@@ -218,17 +210,25 @@ class Client:
             self._abandon(pending)
 
     @overload
-    def embed(self, prompt: Prompt, *, traceparent: str = "") -> EmbeddingOutput: ...
+    def embed(self, prompt: Prompt, *, timeout_s: float | None = None, traceparent: str = "") -> EmbeddingOutput: ...
 
     @overload
     def embed(
-        self, prompt: list[str] | list[list[int]] | list[Prompt], *, traceparent: str = ""
+        self,
+        prompt: list[str] | list[list[int]] | list[Prompt],
+        *,
+        timeout_s: float | None = None,
+        traceparent: str = "",
     ) -> list[EmbeddingOutput]: ...
 
-    def embed(self, prompt: Prompts, *, traceparent: str = "") -> EmbeddingOutput | list[EmbeddingOutput]:
+    def embed(
+        self, prompt: Prompts, *, timeout_s: float | None = None, traceparent: str = ""
+    ) -> EmbeddingOutput | list[EmbeddingOutput]:
         """The vector of a text or of token ids; for a list of prompts, a list of vectors. Raises as `generate`."""
         prompts, is_list = prompt_list(prompt)
-        results = self.embed_bodies([prompt_body(one) for one in prompts], traceparent=traceparent)
+        results = self.embed_bodies(
+            [timed_body(prompt_body(one), timeout_s) for one in prompts], traceparent=traceparent
+        )
         return results if is_list else results[0]
 
     def abort(self, request_id: str) -> None:
@@ -292,10 +292,12 @@ class Client:
         traceparent: str = "",
     ) -> list[Pending]:
         """Submit all, wait for all. The first error aborts those that still run, and is raised."""
-        batch = _Batch(on_end)
+        batch = Batch(on_end)
         try:
             for body, request_id in zip(bodies, request_ids or [None] * len(bodies), strict=True):
-                batch.members.append(self._submit(workflow, body, request_id, batch.take_end, traceparent))
+                batch.members.append(
+                    self._submit(workflow, body, request_id, batch.take_end, traceparent, is_collected=True)
+                )
             self._wait_until(batch.is_settled)
             for pending in batch.members:
                 pending.raise_error()
@@ -305,22 +307,39 @@ class Client:
         return batch.members
 
     def _submit(
-        self, workflow: str, body: Body, request_id: str | None, on_end: OnEnd | None = None, traceparent: str = ""
+        self,
+        workflow: str,
+        body: Body,
+        request_id: str | None,
+        on_end: OnEnd | None = None,
+        traceparent: str = "",
+        *,
+        is_collected: bool = False,
     ) -> Pending:
-        pending, frame = self._core.submit(
-            workflow, body, request_id, on_end, sent_ns=time.monotonic_ns(), traceparent=traceparent
-        )
-        self._send(frame)
+        with self._order:
+            pending, frame = self._core.submit(
+                workflow,
+                body,
+                request_id,
+                on_end,
+                sent_ns=time.monotonic_ns(),
+                traceparent=traceparent,
+                is_collected=is_collected,
+            )
+            self._link.queue(frame)
+        self._send_queued()
         return pending
 
     def _abandon(self, pending: Pending) -> None:
         self._send(self._core.abandon(pending))
 
     def _send(self, frame: bytes | None) -> None:
+        if frame is not None:
+            self._link.queue(frame)
+            self._send_queued()
+
+    def _send_queued(self) -> None:
         """Send now, or have the leader do it. A leader that is about to end looks once more (`_lead`)."""
-        if frame is None:
-            return
-        self._link.queue(frame)
         with self._condition:
             if not self._has_leader:
                 self._link.flush()
@@ -352,43 +371,7 @@ class Client:
         arrived_ns = time.monotonic_ns()
         for frame in frames:
             self._core.receive(frame, arrived_ns)
+        with self._order:
+            answer_losses(self._link, self._core)
         if not frames and self._core.has_pending and is_gone(self._group):
             self._core.die(dead_group_error(self._group.name))
-
-
-class _Batch:
-    """Requests that are waited for together."""
-
-    def __init__(self, on_end: Callable[[], object] | None) -> None:
-        self.members: list[Pending] = []
-        self._num_ended = 0
-        self._has_failed = False
-        self._on_end = on_end
-
-    def take_end(self, pending: Pending) -> None:
-        """A member has ended; called by whoever receives."""
-        self._num_ended += 1
-        self._has_failed |= pending.error is not None
-        if self._on_end is not None:
-            self._on_end()
-
-    def is_settled(self) -> bool:
-        """Whether all have ended, or one has failed."""
-        return self._has_failed or self._num_ended == len(self.members)
-
-
-def _wait_handshake(
-    link: ClientLink, core: ClientCore, question: Pending, group: GroupInfo, on_silence: Callable[[], object] = bool
-) -> None:
-    deadline = time.monotonic() + _CONNECT_TIMEOUT_S
-    while not question.is_done:
-        frames = link.receive(_LIVENESS_MS)
-        for frame in frames:
-            core.receive(frame)
-        if frames:
-            continue
-        if is_gone(group):
-            raise dead_group_error(group.name)
-        if time.monotonic() > deadline:
-            raise EngineDeadError(f"group {group.name!r} does not answer within {_CONNECT_TIMEOUT_S:g} s")
-        on_silence()

@@ -1,8 +1,10 @@
 """`ClientCore`: the protocol as a client sees it, without a socket. `Client` and `AsyncClient` both drive one.
 
 Owns: the table of requests and questions under way, and which of them each incoming message belongs to or ends.
-A request of n choices ends when the last of them has, or with the first error.
-Never does: send, receive, wait or look at a clock. Methods that start something return the frame to send.
+A request of n choices ends when the last of them has, or with the first error. One that is lost with its frontend is
+sent again, if nobody has seen anything of it; else it ends with a `RequestLostError`.
+Never does: send, receive, wait or look at a clock. Methods that start something return the frame to send, and `receive`
+may leave some to `take_frames`.
 
 Adding and looking up requests from several threads is safe (each is one dictionary operation); `receive` must be
 called by one thread at a time.
@@ -12,8 +14,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar, cast
+from copy import copy
+from typing import Any
 
 import msgspec
 
@@ -25,6 +27,7 @@ from procengine.errors import (
     ProcengineError,
     ProtocolError,
     RequestFailedError,
+    RequestLostError,
     error_from_code,
 )
 from procengine.messages import (
@@ -36,7 +39,9 @@ from procengine.messages import (
     Embedding,
     GetStats,
     Hello,
+    Lost,
     Outputs,
+    Received,
     Rejected,
     Stats,
     Submit,
@@ -44,92 +49,27 @@ from procengine.messages import (
     decode_to_client,
     encode,
 )
+from procengine.numbering import first_number
+from procengine.pending import OnEnd, OnItem, Pending
 
 __all__ = ["ClientCore", "OnEnd", "OnItem", "Pending", "dead_group_error"]
 
-Item: TypeAlias = Delta | Embedding | Welcome | Attached | Stats
-OnEnd: TypeAlias = Callable[["Pending"], object]
-OnItem: TypeAlias = Callable[[], object]
-_AnswerT = TypeVar("_AnswerT", bound=Item)
-
-
-class Pending:
-    """A request or a question under way: what has come for it, and whether more will."""
-
-    __slots__ = (
-        "arrived_ns",
-        "cursors",
-        "delivered_ns",
-        "error",
-        "first_key",
-        "is_cumulative",
-        "is_done",
-        "items",
-        "num_open",
-        "on_end",
-        "on_item",
-        "request_id",
-    )
-
-    def __init__(
-        self,
-        request_id: str,
-        on_end: OnEnd | None = None,
-        on_item: OnItem | None = None,
-        num_choices: int = 1,
-        *,
-        is_cumulative: bool = False,
-        first_key: int = 0,
-    ) -> None:
-        self.request_id = request_id
-        self.num_open = num_choices  # choices whose end has not come; an error may have ended the request before
-        self.is_cumulative = is_cumulative
-        self.first_key = first_key  # items with smaller keys are of requests that ended before this one was sent
-        self.cursors: dict[int, DeltaCursor] = {}  # how far its choices have come, by index
-        self.items: deque[Item] = deque()  # the owner may take items out while others come in
-        self.is_done = False
-        self.error: ProcengineError | None = None
-        self.on_item = on_item
-        self.on_end = on_end
-        self.delivered_ns = 0  # when the group sent the newest end of a choice, and when that was here
-        self.arrived_ns = 0
-
-    def take_deltas(self) -> list[Delta]:
-        """All deltas that are here now, oldest first; afterwards they are not here any more."""
-        taken: list[Delta] = []
-        while self.items:
-            taken.append(cast(Delta, self.items.popleft()))
-        return taken
-
-    def answer(self, kind: type[_AnswerT]) -> _AnswerT:
-        """The last message that came. Call it when this is done.
-
-        Raises:
-            ProcengineError: the request was refused or failed, or the group is gone.
-        """
-        self.raise_error()
-        message = self.items[-1]
-        if not isinstance(message, kind):
-            raise ProtocolError(f"expected {kind.__name__} from the group, got {type(message).__name__}")
-        return message
-
-    def raise_error(self) -> None:
-        """Raise what ended this, if an error did. A new exception each time: several threads may raise the same one."""
-        if self.error is not None:
-            raise type(self.error)(str(self.error))
-
 
 class ClientCore:
-    """All that one client has under way. One that `sees_ends_only` is not shown the messages that end nothing."""
+    """All that one client has under way. One that `sees_ends_only` is not shown the messages that end nothing; one that
+    `resubmits` sends lost requests again."""
 
-    def __init__(self, *, sees_ends_only: bool = False) -> None:
+    def __init__(self, *, sees_ends_only: bool = False, resubmits: bool = True) -> None:
+        self._resubmits = resubmits
+        self._epoch = 0  # of the newest frontend we know of
+        self._numbers = itertools.count(1)  # of all that is sent, in order
+        self._frames: list[bytes] = []
         self._make_cursor = EndCursor if sees_ends_only else DeltaCursor
         self._next_key = 0  # larger than the key of anything that has ended
         self._requests: dict[str, Pending] = {}
         # Nobody waits for these any more, but ends of their choices are still to come: their ids are not free.
         self._abandoned: dict[str, Pending] = {}
-        self._questions: deque[Pending] = deque()  # the frontend answers them in order
-        self._is_attaching = False
+        self._questions: deque[tuple[type, Pending]] = deque()  # those of a kind are answered in order
         self._ids = itertools.count()
         self._max_request_bytes = 0
         self._death: ProcengineError | None = None
@@ -145,12 +85,21 @@ class ClientCore:
 
     def hello(self, on_end: OnEnd | None = None) -> tuple[Pending, bytes]:
         """Introduce the client to the frontend; the answer is a Welcome."""
-        return self._ask(on_end), encode(Hello(PROTOCOL_VERSION))
+        return self._ask(Welcome, on_end), encode(Hello(PROTOCOL_VERSION))
+
+    def hello_again(self) -> bytes:
+        """The frame to send when the connection to the frontend was lost: it may be another one now, and the answer
+        tells what became of all that was sent before."""
+        return encode(Hello(PROTOCOL_VERSION, next(self._numbers)))
+
+    def take_frames(self) -> list[bytes]:
+        """What is to be sent because of what came."""
+        frames, self._frames = self._frames, []
+        return frames
 
     def attach(self, on_end: OnEnd | None = None) -> tuple[Pending, bytes]:
         """Introduce the client to the output process; the answer is an Attached."""
-        self._is_attaching = True
-        return self._ask(on_end), self.attach_again()
+        return self._ask(Attached, on_end), self.attach_again()
 
     def attach_again(self) -> bytes:
         """The frame that introduces it once more: the process that took the first one may have died with it."""
@@ -159,7 +108,7 @@ class ClientCore:
     def get_stats(self, *, reset: bool, on_end: OnEnd | None = None) -> tuple[Pending, bytes]:
         """Ask for the counters; the answer is a Stats."""
         self._raise_if_dead()
-        return self._ask(on_end), encode(GetStats(reset))
+        return self._ask(Stats, on_end), encode(GetStats(reset))
 
     def submit(
         self,
@@ -170,10 +119,13 @@ class ClientCore:
         on_item: OnItem | None = None,
         sent_ns: int = 0,
         traceparent: str = "",
+        *,
+        is_collected: bool = False,
     ) -> tuple[Pending, bytes]:
         """Enter a request into the table and encode it, with when it is sent (CLOCK_MONOTONIC) and for which span.
 
-        `receive` calls `on_item` for each item but the last.
+        `is_collected` says that the caller looks at nothing before the end. Frames are to be sent in the order of these
+        calls and those of `hello_again`. `receive` calls `on_item` for each item but the last.
 
         Raises:
             InvalidRequestError: it cannot be sent, is too large, or its id is in use.
@@ -181,7 +133,8 @@ class ClientCore:
         """
         self._raise_if_dead()
         request_id = self._new_id() if request_id is None else self._check_id(request_id)
-        frame = encode(Submit(request_id, workflow, msgspec.Raw(encode_body(body)), sent_ns, traceparent))
+        message = Submit(request_id, workflow, msgspec.Raw(encode_body(body)), sent_ns, traceparent, self._epoch)
+        frame = encode(message)
         if len(frame) > self._max_request_bytes:
             raise InvalidRequestError(_too_large(body, len(frame), self._max_request_bytes))
         pending = self._requests[request_id] = Pending(
@@ -190,13 +143,20 @@ class ClientCore:
             on_item,
             num_choices(body),
             is_cumulative=is_cumulative(body),
+            is_collected=is_collected,
             first_key=self._next_key,
+            submit=message,
         )
+        pending.number = next(self._numbers)
         return pending, frame
 
     def abort(self, request_id: str) -> bytes | None:
         """The frame that stops a running request (it still gets its terminal message); None if there is none."""
-        return encode(Abort(request_id)) if request_id in self._requests else None
+        pending = self._requests.get(request_id)
+        if pending is None:
+            return None
+        pending.is_aborted = True
+        return encode(Abort(request_id))
 
     def abandon(self, pending: Pending) -> bytes | None:
         """Forget a request: what still comes for it is dropped. Returns the frame that stops what still runs of it."""
@@ -224,7 +184,8 @@ class ClientCore:
 
     def fail_all(self, error: ProcengineError) -> None:
         """End everything under way with an error."""
-        for pending in [*self._requests.values(), *self._abandoned.values(), *self._questions]:
+        questions = [question for _, question in self._questions]
+        for pending in [*self._requests.values(), *self._abandoned.values(), *questions]:
             pending.num_open = 0
             if not pending.is_done:
                 self._end(pending, error)
@@ -298,22 +259,70 @@ class ClientCore:
         if not pending.num_open:
             self._abandoned.pop(item.request_id, None)
 
-    def _take_control(self, message: Welcome | Rejected | Stats | Attached | Outputs) -> None:
+    def _take_control(self, message: Welcome | Received | Rejected | Stats | Attached | Lost | Outputs) -> None:
         assert not isinstance(message, Outputs)
         if isinstance(message, Rejected):
             self._take_rejection(message)
-        elif isinstance(message, Attached) and not self._is_attaching:
-            pass  # said twice, because it was asked twice
-        elif self._questions:
-            self._is_attaching = False
+        elif isinstance(message, Received):
+            self._take_received(message)
+        elif isinstance(message, Lost):
+            self._take_lost(message)
+        else:
             if isinstance(message, Welcome):
-                self._max_request_bytes = message.max_request_bytes
-            question = self._questions.popleft()
-            question.items.append(message)
-            self._end(question, _version_error(message))
+                self._take_welcome(message)
+            self._take_answer(message)
+
+    def _take_answer(self, message: Welcome | Stats | Attached) -> None:
+        """It answers the oldest question of its kind; without one it was said twice, because it was asked twice."""
+        for kind, question in self._questions:
+            if kind is type(message):
+                self._questions.remove((kind, question))
+                question.items.append(message)
+                self._end(question, _version_error(message))
+                return
+
+    def _take_received(self, message: Received) -> None:
+        self._epoch = max(self._epoch, message.epoch)
+        pending = self._requests.get(message.request_id) or self._abandoned.get(message.request_id)
+        if pending is not None:
+            pending.epoch = message.epoch
+
+    def _take_lost(self, message: Lost) -> None:
+        """What has begun anew since is another matter."""
+        error, next_key = RequestLostError(message.message), first_number(message.epoch + 1)
+        for request_id in message.request_ids:
+            for pending in (self._requests.get(request_id), self._abandoned.get(request_id)):
+                if pending is not None and pending.epoch <= message.epoch and pending.first_key < next_key:
+                    self._lose(pending, next_key, error)
+
+    def _take_welcome(self, message: Welcome) -> None:
+        """All that was sent before the question and is not known to this frontend is lost: see docs/PROTOCOL.md."""
+        self._max_request_bytes = message.max_request_bytes
+        self._epoch = max(self._epoch, message.epoch)
+        error = RequestLostError(f"the frontend of group {message.group!r} died while this request was running")
+        for pending in [*self._requests.values(), *self._abandoned.values()]:
+            if pending.epoch < message.epoch and pending.number < message.mark:
+                self._lose(pending, first_number(message.epoch), error)
+        if message.mark:
+            self._frames += [encode(GetStats()) for kind, _ in self._questions if kind is Stats]
+
+    def _lose(self, pending: Pending, next_key: int, error: RequestLostError) -> None:
+        """It has died with its frontend; keys of later ones begin with `next_key`. What is sent again names the newest
+        frontend that has spoken to us, not the one it will meet: that one is to say that it has it."""
+        request_id = pending.request_id
+        if self._resubmits and pending.can_restart and request_id in self._requests:
+            assert pending.submit is not None
+            pending.restart(self._epoch, max(self._next_key, next_key))
+            pending.number = next(self._numbers)
+            self._frames.append(encode(msgspec.structs.replace(pending.submit, epoch=self._epoch)))
+            return
+        pending.num_open = 0
+        self._abandoned.pop(request_id, None)
+        if not pending.is_done:
+            self._end(pending, error)
 
     def _take_rejection(self, message: Rejected) -> None:
-        error = error_from_code(message.code, message.message)
+        error = error_from_code(message.code, message.message, message.retry_after_s)
         if not message.request_id:
             self.fail_all(error)
             return
@@ -332,9 +341,9 @@ class ClientCore:
         if pending.on_end is not None:
             pending.on_end(pending)
 
-    def _ask(self, on_end: OnEnd | None) -> Pending:
+    def _ask(self, kind: type, on_end: OnEnd | None) -> Pending:
         question = Pending("", on_end)
-        self._questions.append(question)
+        self._questions.append((kind, question))
         return question
 
     def _new_id(self) -> str:
@@ -346,7 +355,7 @@ class ClientCore:
 
     def _raise_if_dead(self) -> None:
         if self._death is not None:
-            raise type(self._death)(str(self._death))
+            raise copy(self._death)
 
     def _check_id(self, request_id: str) -> str:
         if self._is_taken(request_id):

@@ -33,12 +33,15 @@ class ClientLink:
         self._context = ipc.make_context()
         self._identity = new_identity()
         self._frontend = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
+        self._disconnects = ipc.disconnects_of(self._frontend)
         self._output: zmq.Socket[bytes] | None = None
         self._outbox: deque[bytes] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = zmq.Poller()
         self._poller.register(self._frontend, zmq.POLLIN)
         self._poller.register(self._wake, zmq.POLLIN)
+        self._poller.register(self._disconnects, zmq.POLLIN)
+        self._has_lost_frontend = False
 
     def attach(self, output_endpoint: str, frame: bytes) -> None:
         """Connect to the output process and introduce ourselves with `frame`."""
@@ -71,9 +74,17 @@ class ClientLink:
         for source, _ in self._poller.poll(timeout_ms):
             if source == self._wake:
                 os.eventfd_read(self._wake)
+            elif source is self._disconnects:
+                _drain(source, [])
+                self._has_lost_frontend = True
             else:
                 _drain(source, frames)
         return frames
+
+    def take_disconnect(self) -> bool:
+        """Whether the connection to the frontend was lost since this was asked last."""
+        has_lost, self._has_lost_frontend = self._has_lost_frontend, False
+        return has_lost
 
     def close(self, *, linger: bool = True) -> None:
         """Close the sockets. What was queued is still sent, unless it is known that nobody is there (`linger`)."""

@@ -18,6 +18,7 @@ __all__ = [
     "ProcengineError",
     "ProtocolError",
     "RequestFailedError",
+    "RequestLostError",
     "ShuttingDownError",
     "StartupError",
     "error_from_code",
@@ -67,9 +68,17 @@ class InvalidRequestError(ProcengineError, ValueError):
 
 
 class OverloadedError(ProcengineError):
-    """A bounded queue is full; try again later."""
+    """A bounded queue is full; try again later.
+
+    Attributes:
+        retry_after_s: when that is worth trying, as far as the group can tell; 0 is no hint.
+    """
 
     code = "overloaded"
+
+    def __init__(self, message: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ShuttingDownError(ProcengineError):
@@ -82,6 +91,12 @@ class EngineDeadError(ProcengineError):
     """A process of the group died while the request was running."""
 
     code = "engine_dead"
+
+
+class RequestLostError(EngineDeadError):
+    """The frontend died while the request was running; it may be sent again."""
+
+    code = "request_lost"
 
 
 class RequestFailedError(ProcengineError):
@@ -102,11 +117,14 @@ _BY_CODE: dict[str, type[ProcengineError]] = {
         OverloadedError,
         ShuttingDownError,
         EngineDeadError,
+        RequestLostError,
         RequestFailedError,
     )
 }
 
 
-def error_from_code(code: str, message: str) -> ProcengineError:
+def error_from_code(code: str, message: str, retry_after_s: float = 0.0) -> ProcengineError:
     """The exception that stands for `code` on the wire; unknown codes become the root class."""
+    if code == OverloadedError.code:
+        return OverloadedError(message, retry_after_s)
     return _BY_CODE.get(code, ProcengineError)(message)

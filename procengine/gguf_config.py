@@ -15,6 +15,7 @@ from procengine.config import DType, ModelConfig, RopeScaling
 from procengine.errors import ModelError
 from procengine.gguf_file import GGUFFile
 from procengine.gguf_tokenizer import end_token_ids, token_text
+from procengine.model_limits import why_not_a_size
 from procengine.rope_scaling import llama3_divisors, yarn_mscale
 
 __all__ = ["GGUFConfig"]
@@ -66,20 +67,21 @@ class GGUFConfig:
         return cast(_Architecture, found)
 
     def _sizes(self) -> dict[str, Any]:
-        hidden_size, num_heads = self._int("embedding_length"), self._int("attention.head_count")
-        head_dim = self._int("attention.key_length", hidden_size // num_heads)
+        hidden_size = self._size("hidden_size", "embedding_length")
+        num_heads = self._size("num_heads", "attention.head_count")
+        head_dim = self._size("head_dim", "attention.key_length", hidden_size // num_heads)
         for key in ("attention.value_length", "rope.dimension_count"):
-            if self._int(key, head_dim) != head_dim:
-                raise self._error(f"{key} is {self._int(key)}, which differs from the head size {head_dim}")
+            if (found := self._size("head_dim", key, head_dim)) != head_dim:
+                raise self._error(f"{key} is {found}, which differs from the head size {head_dim}")
         return {
             "vocab_size": self._vocab_size(),
             "hidden_size": hidden_size,
-            "intermediate_size": self._int("feed_forward_length"),
-            "num_layers": self._int("block_count"),
+            "intermediate_size": self._size("intermediate_size", "feed_forward_length"),
+            "num_layers": self._size("num_layers", "block_count"),
             "num_heads": num_heads,
-            "num_kv_heads": self._int("attention.head_count_kv", num_heads),
+            "num_kv_heads": self._size("num_kv_heads", "attention.head_count_kv", num_heads),
             "head_dim": head_dim,
-            "max_position_embeddings": self._int("context_length"),
+            "max_position_embeddings": self._num_positions("context_length"),
         }
 
     def _vocab_size(self) -> int:
@@ -98,7 +100,7 @@ class GGUFConfig:
         if kind not in ("linear", "yarn"):
             raise self._error(f"rope scaling {kind!r} is not supported; supported: none, linear, yarn, llama3")
         factor = float(self._value("rope.scaling.factor"))
-        trained = self._int("rope.scaling.original_context_length", self._int("context_length"))
+        trained = self._num_positions("rope.scaling.original_context_length", self._num_positions("context_length"))
         scale = float(self._value("rope.scaling.attn_factor", 1.0))
         return RopeScaling(
             kind=kind,
@@ -116,7 +118,7 @@ class GGUFConfig:
         """
         stored = self.file.tensor_bytes("rope_freqs.weight").view(np.float32)
         scaling = RopeScaling(kind="llama3", factor=float(stored[-1]), original_max_position_embeddings=8192)
-        head_dim = self._int("rope.dimension_count", 2 * len(stored))
+        head_dim = self._size("head_dim", "rope.dimension_count", 2 * len(stored))
         theta = float(self._value("rope.freq_base", _DEFAULT_ROPE_THETA))
         if not np.allclose(stored, llama3_divisors(scaling, theta, head_dim), rtol=1e-3):
             raise self._error("rope_freqs.weight holds a rope scaling that is not Llama 3's, which is not supported")
@@ -138,11 +140,15 @@ class GGUFConfig:
             raise self._error(f"the key {full} is missing")
         return default[0]
 
-    def _int(self, key: str, *default: int) -> int:
+    def _num_positions(self, key: str, *default: int) -> int:
+        return self._size("max_position_embeddings", key, *default)
+
+    def _size(self, field: str, key: str, *default: int) -> int:
+        """The number under `key` that is this field of ModelConfig."""
         value = self._value(key, *default)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise self._error(f"{self.architecture}.{key} is {value!r}, not one positive number")
-        return value
+        if (wrong := why_not_a_size(field, value)) is not None:
+            raise self._error(f"{self.architecture}.{key} {wrong}")
+        return int(value)
 
     def _error(self, message: str) -> ModelError:
         return ModelError(f"{self.file.path}: {message}")

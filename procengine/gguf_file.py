@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -18,12 +18,14 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from procengine.errors import ModelError
+from procengine.mapped_file import MappedFile
 
 __all__ = ["GGUFFile", "StringArray", "TensorInfo"]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
+_MIN_ALIGNMENT = 8
 _MAX_DIMS = 8  # ggml allows 4; more than this is garbage, not a newer format
 _MAX_DEPTH = 4  # of nested arrays
 
@@ -109,8 +111,8 @@ class GGUFFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._buffer = _map(self.path)
-        reader = _HeaderReader(self._buffer, self.path)
+        self._file = MappedFile(self.path, "GGUF")
+        reader = _HeaderReader(self._file.buffer, self.path)
         try:
             self.metadata, self.tensors = reader.read()
         except (struct.error, OverflowError) as error:
@@ -126,23 +128,11 @@ class GGUFFile:
         info = self.tensors.get(name)
         if info is None:
             raise ModelError(f"{self.path}: there is no tensor {name!r}")
-        return np.frombuffer(self._buffer, dtype=np.uint8, count=info.nbytes, offset=info.offset)
+        return self._file.view(info.offset, info.nbytes)
 
-    def release(self, name: str) -> None:
-        """Give back the memory that reading tensor `name` has taken; it can be read again."""
-        info = self.tensors[name]
-        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self._buffer.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be opened: {error.strerror or error}") from error
-    except ValueError as error:  # an empty file cannot be mapped
-        raise ModelError(f"{path}: not a GGUF file: it is empty") from error
+    def release(self, name: str, start: int, nbytes: int) -> None:
+        """Give back the memory that reading a part of tensor `name` has taken; it can be read again."""
+        self._file.release(self.tensors[name].offset + start, nbytes)
 
 
 class _HeaderReader:
@@ -158,10 +148,15 @@ class _HeaderReader:
         metadata: dict[str, Any] = {}
         for _ in range(num_keys):
             key = self._string()
+            if key in metadata:
+                raise self._error(f"key {key!r:.100} is there twice")
             metadata[key] = self._value(self._u32(), key, depth=0)
         infos = [self._tensor_info() for _ in range(num_tensors)]
-        base = self._data_start(metadata)
-        return metadata, self._placed(infos, base)
+        alignment = self._alignment(metadata)
+        base = -(-self.position // alignment) * alignment
+        tensors = self._placed(infos, base, alignment)
+        self._check_overlaps(tensors.values())
+        return metadata, tensors
 
     def _read_prologue(self) -> tuple[int, int]:
         if self.buffer[:4] != _MAGIC:
@@ -224,22 +219,35 @@ class _HeaderReader:
         shape = tuple(self._u64() for _ in range(num_dims))[::-1]
         return name, shape, self._u32(), self._u64()
 
-    def _data_start(self, metadata: dict[str, Any]) -> int:
+    def _alignment(self, metadata: dict[str, Any]) -> int:
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-            raise self._error(f"general.alignment is {alignment!r}, not a power of two")
-        return -(-self.position // alignment) * alignment
+        if not isinstance(alignment, int) or alignment < _MIN_ALIGNMENT or alignment & (alignment - 1):
+            raise self._error(
+                f"general.alignment is {alignment!r:.100}, not a power of two of {_MIN_ALIGNMENT} or more"
+            )
+        return alignment
 
-    def _placed(self, infos: list[tuple[str, tuple[int, ...], int, int]], base: int) -> dict[str, TensorInfo]:
+    def _placed(
+        self, infos: list[tuple[str, tuple[int, ...], int, int]], base: int, alignment: int
+    ) -> dict[str, TensorInfo]:
         tensors: dict[str, TensorInfo] = {}
         for name, shape, raw_type, offset in infos:
             if name in tensors:
                 raise self._error(f"tensor {name!r} is there twice")
+            if offset % alignment:
+                raise self._error(f"tensor {name!r}: offset {offset} is no multiple of the alignment {alignment}")
             info = self._place(name, shape, raw_type, base + offset)
             if info.offset + info.nbytes > len(self.buffer):
                 raise self._error(f"tensor {name!r} lies beyond the end of the file (truncated download?)")
             tensors[name] = info
         return tensors
+
+    def _check_overlaps(self, tensors: Iterable[TensorInfo]) -> None:
+        end = 0
+        for info in sorted(tensors, key=lambda info: (info.offset, info.nbytes)):
+            if info.offset < end and info.nbytes:
+                raise self._error(f"tensor {info.name!r} overlaps another one, at offset {info.offset}")
+            end = max(end, info.offset + info.nbytes)
 
     def _place(self, name: str, shape: tuple[int, ...], raw_type: int, offset: int) -> TensorInfo:
         try:

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 from procengine.config import DType, ModelConfig
 from procengine.hf_files import HuggingFaceFolder, safetensors_dtype
 from procengine.hf_rope import HuggingFaceRope
+from procengine.model_limits import why_not_a_size
 
 __all__ = ["HuggingFaceConfig"]
 
@@ -113,34 +114,41 @@ class HuggingFaceConfig:
             )
 
     def _sizes(self) -> dict[str, Any]:
-        hidden_size = self._int("hidden_size", self.defaults.hidden_size)
-        num_heads = self._int("num_attention_heads", 32)
+        hidden_size = self._size("hidden_size", self.defaults.hidden_size)
+        num_heads = self._size("num_heads", 32, key="num_attention_heads")
         default_head_dim = self.defaults.head_dim or hidden_size // num_heads
-        num_kv_heads = self._int("num_key_value_heads", self.defaults.num_kv_heads or num_heads, null=num_heads)
+        num_kv_heads = self._size(
+            "num_kv_heads", self.defaults.num_kv_heads or num_heads, key="num_key_value_heads", null=num_heads
+        )
         if num_heads % num_kv_heads:
             raise self.folder.error(f"{num_heads} attention heads cannot share {num_kv_heads} key/value heads")
         return {
-            "vocab_size": self._int("vocab_size", self.defaults.vocab_size),
+            "vocab_size": self._size("vocab_size", self.defaults.vocab_size),
             "hidden_size": hidden_size,
-            "intermediate_size": self._int("intermediate_size", self.defaults.intermediate_size),
-            "num_layers": self._int("num_hidden_layers", 32),
+            "intermediate_size": self._size("intermediate_size", self.defaults.intermediate_size),
+            "num_layers": self._num_layers(),
             "num_heads": num_heads,
             "num_kv_heads": num_kv_heads,
-            "head_dim": self._int("head_dim", default_head_dim, null=default_head_dim),
-            "max_position_embeddings": self._int("max_position_embeddings", self.defaults.max_position_embeddings),
+            "head_dim": self._size("head_dim", default_head_dim, null=default_head_dim),
+            "max_position_embeddings": self._size("max_position_embeddings", self.defaults.max_position_embeddings),
         }
 
     def _attention_bias(self) -> bool:
         # Mistral never has biases and Qwen2 always has the three input ones, whatever this key says.
         return self.architecture in ("llama", "qwen3") and bool(self.config.get("attention_bias", False))
 
-    def _int(self, key: str, default: int, null: int | None = None) -> int:
+    def _num_layers(self) -> int:
+        return self._size("num_layers", 32, key="num_hidden_layers")
+
+    def _size(self, field: str, default: int, key: str | None = None, null: int | None = None) -> int:
+        """The number for `field` of ModelConfig under `key` (its own name), `default` if absent, `null` if null."""
+        key = key or field
         value = self.config.get(key, default)
         if value is None and null is not None:
             return null
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise self.folder.error(f"config.json: {key} is {value!r}, not a positive number")
-        return value
+        if (wrong := why_not_a_size(field, value)) is not None:
+            raise self.folder.error(f"config.json: {key} {wrong}")
+        return int(value)
 
     def _sliding_window(self) -> int | None:
         if self.architecture == "llama":
@@ -153,7 +161,7 @@ class HuggingFaceConfig:
         return window if self._every_layer_slides() else None
 
     def _every_layer_slides(self) -> bool:
-        num_layers = self._int("num_hidden_layers", 32)
+        num_layers = self._num_layers()
         kinds = self.config.get("layer_types")
         if kinds is None:  # layers from max_window_layers on slide
             first = int(self.config.get("max_window_layers", 28))

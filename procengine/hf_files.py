@@ -6,7 +6,6 @@ pooling). Never does: interpret config.json (see `hf_config`), or read a weight 
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,7 +40,7 @@ class HuggingFaceFolder:
             if missing_ok:
                 return {}
             raise ModelError(f"{path}: there is no such file") from error
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
             raise ModelError(f"{path}: cannot be read: {error}") from error
 
     def find_weights(self) -> Path:
@@ -49,6 +48,9 @@ class HuggingFaceFolder:
         single, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
         if index.is_file():
             shards = sorted({str(shard) for shard in self.read_json(index.name).get("weight_map", {}).values()})
+            outside = [shard for shard in shards if Path(shard).name != shard]
+            if outside:
+                raise self.error(f"{index.name} names files that are not in its folder: {', '.join(outside)}")
             missing = [shard for shard in shards if not (self.path / shard).is_file()]
             if missing or not shards:
                 raise self.error(f"{index.name} names files that are not there: {', '.join(missing) or 'none at all'}")
@@ -74,7 +76,7 @@ class HuggingFaceFolder:
         path = self.find_tokenizer()
         try:
             added = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile).added_tokens
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ModelError(f"{path}: not a tokenizer.json: {error}") from error
         return next((token.id for token in added if token.content == content), None)
 
@@ -109,13 +111,9 @@ class HuggingFaceFolder:
 
 
 def safetensors_dtype(path: Path) -> str:
-    """dtype of the first tensor; the header is a u64 length and that many bytes of JSON (safetensors' format.md)."""
+    """dtype of the file's first tensor."""
+    from procengine.safetensors_file import SafetensorsFile  # numpy comes with it, which most commands do without
+
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = msgspec.json.decode(file.read(min(length, 100 << 20)), type=dict[str, dict[str, Any]])
-    except (struct.error, msgspec.DecodeError) as error:
-        raise ModelError(f"{path}: not a safetensors file: {error}") from error
-    found = next((str(info["dtype"]) for key, info in header.items() if key != "__metadata__"), "of no tensor")
+    found = next((info.dtype for info in SafetensorsFile(path).tensors.values()), "of no tensor")
     return names.get(found, found)

@@ -49,6 +49,7 @@ class LLM:
 
     Args:
         model: a folder, a .gguf file, an alias such as "smollm2-135m", or a hub id.
+        resubmit_lost: as for `Client`.
         config: any option of `procengine serve`, by its Python name (`max_num_seqs=64`); see `EngineArgs`.
 
     Raises:
@@ -59,11 +60,11 @@ class LLM:
     The group ends with `close`, at the end of a `with` block, when this object is collected, or with the process.
     """
 
-    def __init__(self, model: str, **config: Any) -> None:
+    def __init__(self, model: str, *, resubmit_lost: bool = True, **config: Any) -> None:
         self._config = resolve(_engine_args(model, config))
         group = launch_group(self._config)
         try:
-            self._client = Client(group.endpoint)
+            self._client = Client(group.endpoint, resubmit_lost=resubmit_lost)
         except BaseException:
             group.close()
             raise

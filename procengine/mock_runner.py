@@ -52,10 +52,16 @@ class MockRunner:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._step_s = step_s
-        self._keys = np.full(max_num_seqs, _UNKNOWN, np.int64)
-        self._num_logprobs = np.full(max_num_seqs, -1, np.int32)
-        self._next_positions = np.full(max_num_seqs, _UNKNOWN, np.int32)
-        self._block_tables = np.full((max_num_seqs, -(-max_model_len // block_size)), _UNKNOWN, np.int32)
+        self._keys = np.empty(max_num_seqs, np.int64)
+        self._num_logprobs = np.empty(max_num_seqs, np.int32)
+        self._next_positions = np.empty(max_num_seqs, np.int32)
+        self._block_tables = np.empty((max_num_seqs, -(-max_model_len // block_size)), np.int32)
+        self.forget_slots()
+
+    def forget_slots(self) -> None:
+        """No slot has a request."""
+        for table in (self._keys, self._num_logprobs, self._next_positions, self._block_tables):
+            table.fill(_UNKNOWN)
 
     def run(self, header: StepInput | EmbedInput, payload: NDArray[np.int32]) -> Iterator[StepOutput | EmbedOutput]:
         """The outputs of a step, one for each forward pass."""

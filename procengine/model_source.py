@@ -6,7 +6,8 @@ a file (see `hf_config`, `gguf_config`), read weights, or import torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,9 @@ from procengine.hf_config import HuggingFaceConfig
 from procengine.model_cache import cached_conversion
 
 __all__ = ["resolve_model"]
+
+# A value of another kind than the one that its reader looks for; what is looked for and missing is a ModelError there.
+_VALUE_ERRORS = (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RecursionError)
 
 
 def resolve_model(name: str, home: Path) -> ModelConfig:
@@ -73,13 +77,24 @@ def _convert_gguf(path: Path) -> tuple[ModelConfig, str]:
     from procengine.gguf_tokenizer import build_tokenizer
 
     file = GGUFFile(path)
-    config = _checked(GGUFConfig(file).resolve, path)
-    return config, build_tokenizer(file.metadata, str(path)).to_str()
+    config = _checked(lambda: GGUFConfig(file).resolve(), path)
+    with _naming(path):
+        return config, build_tokenizer(file.metadata, str(path)).to_str()
 
 
 def _checked(read: Callable[[], ModelConfig], path: Path) -> ModelConfig:
     """What `read` returns, with every field of the type it is declared to have: the files may hold anything."""
-    try:
+    with _naming(path):
         return msgspec.convert(msgspec.to_builtins(read()), ModelConfig)
-    except (msgspec.ValidationError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f"{path}: a value in its configuration has the wrong type: {error}") from error
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What reading a value of an unexpected kind may raise becomes an error that names the file."""
+    try:
+        yield
+    except _VALUE_ERRORS as error:
+        text = f"{type(error).__name__}: {error}"
+        raise ModelError(
+            f"{path}: a value in its configuration has the wrong type or is out of range: {text}"
+        ) from error

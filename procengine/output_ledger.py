@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from procengine.messages import Admitted, Finish, Register, encode
+from procengine.messages import Admitted, Finish, Register, decode_from_frontend, encode
 
 __all__ = ["LedgerEntry", "OutputLedger"]
 
@@ -36,22 +37,26 @@ class LedgerEntry:
         token_ids: int32 [n], prompt and output of one that has ended.
         finish: how it was ended from outside; None if its tokens say it, or it has not ended.
         is_delivered: the client was sent its end.
+        is_condemned: it kills output processes, so that nothing of it is told but that it has failed.
     """
 
     registered: bytes
     num_prompt_tokens: int
     wants_logprobs: bool
-    num_admissions: int = 0
+    is_admitted: bool = False
+    num_preemptions: int = 0
     num_cached_tokens: int = 0
     admitted_ns: int = 0
     token_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     finish: Finish | None = None
     is_delivered: bool = False
+    is_condemned: bool = False
 
     def admitted(self, key: int) -> Admitted | None:
         """The Admitted messages it had, in one; None if there was none."""
-        count = self.num_admissions
-        return Admitted([key] * count, [self.num_cached_tokens] * count, self.admitted_ns) if count else None
+        if not self.is_admitted:
+            return None
+        return Admitted([key], [self.num_cached_tokens], self.admitted_ns, (self.num_preemptions,))
 
 
 class OutputLedger:
@@ -87,11 +92,13 @@ class OutputLedger:
 
     def admit(self, message: Admitted) -> None:
         """It hears that these got a slot."""
-        for key, num_cached_tokens in zip(message.keys, message.num_cached_tokens, strict=True):
+        for key, num_cached_tokens, num_preemptions in zip(
+            message.keys, message.num_cached_tokens, message.num_preemptions, strict=True
+        ):
             entry = self._running[key]
-            if not entry.num_admissions:
+            if not entry.is_admitted:
                 entry.num_cached_tokens, entry.admitted_ns = num_cached_tokens, message.sent_ns
-            entry.num_admissions += 1
+            entry.is_admitted, entry.num_preemptions = True, num_preemptions
 
     def end(self, key: int, token_ids: NDArray[np.int32], finish: Finish | None = None) -> None:
         """A request ended with these tokens, int32 [n], which are kept; `finish` if the tokens do not say so."""
@@ -111,6 +118,18 @@ class OutputLedger:
                 running.is_delivered = True
         self._forget_oldest()
 
+    def condemn(self, finish: Finish) -> None:
+        """A request that has ended is not to be told again, but for this end. One that is not kept is none any more."""
+        entry = self._ended.get(finish.key) or self._delivered.get(finish.key)
+        if entry is None:
+            return
+        register = decode_from_frontend(entry.registered)
+        assert isinstance(register, Register)
+        entry.registered = encode(_bare(register))
+        entry.finish, entry.is_condemned, entry.wants_logprobs = finish, True, False
+        self._num_tokens -= entry.token_ids.size
+        entry.token_ids = np.empty(0, np.int32)
+
     def ended_tokens(self, key: int) -> NDArray[np.int32] | None:
         """All tokens of a request that ended, if they are still here."""
         entry = self._ended.get(key) or self._delivered.get(key)
@@ -129,3 +148,10 @@ class OutputLedger:
         while len(self._delivered) > self._max_delivered or self._num_tokens > self._max_tokens:
             _, forgotten = (self._delivered or self._ended).popitem(last=False)
             self._num_tokens -= forgotten.token_ids.size
+
+
+def _bare(register: Register) -> Register:
+    """Whose request it is, without anything to make a text of."""
+    return msgspec.structs.replace(
+        register, prompt_token_ids=[], stop=(), num_logprobs=-1, num_prompt_logprobs=-1, detokenize=False, echo=False
+    )

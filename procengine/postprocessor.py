@@ -5,17 +5,20 @@ Owns: the interface. Pure: an implementation touches no socket and reads no cloc
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from procengine.messages import Delta, Embedding, Register, RequestTimes
 
-__all__ = ["EndedRequest", "Item", "Postprocessor", "TakenItems"]
+__all__ = ["EndedRequest", "Item", "NoteKey", "Postprocessor", "TakenItems", "noting"]
 
 Item = Delta | Embedding
+NoteKey = Callable[[int], None]  # told whose text is worked on next, in case that is the death of the process
+ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,9 @@ class Postprocessor(Protocol):
         result may have come before it."""
         ...
 
-    def admit(self, key: int, num_cached_tokens: int, sent_ns: int = 0) -> None:
-        """A request got a slot, with this much of its prompt in the cache, in a step sent then."""
+    def admit(self, key: int, num_cached_tokens: int, num_preemptions: int = 0, sent_ns: int = 0) -> None:
+        """A request got a slot, with this much of its prompt in the cache, in a step sent then, after so many
+        preemptions."""
         ...
 
     def take_result(self, header: Any, payload: NDArray[np.int32]) -> list[tuple[int, int]]:
@@ -78,7 +82,7 @@ class Postprocessor(Protocol):
         """Take in tokens that were missing; those already known are dropped. Returns gaps that are still there."""
         ...
 
-    def take_items(self, received_ns: int = 0) -> TakenItems:
+    def take_items(self, received_ns: int = 0, note_key: NoteKey | None = None) -> TakenItems:
         """Everything that is new since the last call, as messages; the newest result came at `received_ns`."""
         ...
 
@@ -90,6 +94,18 @@ class Postprocessor(Protocol):
         """Running requests of one client."""
         ...
 
+    def clients(self) -> Iterator[tuple[bytes, bool]]:
+        """The client of each running request, and whether that has had its first step."""
+        ...
+
     def all_keys(self) -> list[int]:
         """Running requests."""
         ...
+
+
+def noting(entries: Iterable[tuple[int, ValueT]], note_key: NoteKey) -> Iterator[tuple[int, ValueT]]:
+    """The same entries, each with a note of its key before it is worked on; behind the last, one of nobody's (-1)."""
+    for entry in entries:
+        note_key(entry[0])
+        yield entry
+    note_key(-1)

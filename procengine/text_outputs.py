@@ -10,6 +10,7 @@ until that is here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import repeat
 
 import numpy as np
@@ -19,7 +20,7 @@ from procengine.choice import Choice
 from procengine.detokenizer import Detokenizer
 from procengine.messages import Register, StepResult, TokenLogprobs
 from procengine.output_table import OutputTable
-from procengine.postprocessor import EndedRequest, Item, TakenItems
+from procengine.postprocessor import EndedRequest, Item, NoteKey, TakenItems, noting
 from procengine.step_payload import RESULT_SECTIONS, cut_sections, iter_rounds, join_int64
 from procengine.stopping import check_finish
 from procengine.tokenizer import Tokenizer
@@ -62,11 +63,11 @@ class TextOutputs:
         self._newest_key = max(self._newest_key, message.key)
         return self._take_early_again()
 
-    def admit(self, key: int, num_cached_tokens: int, sent_ns: int = 0) -> None:
+    def admit(self, key: int, num_cached_tokens: int, num_preemptions: int = 0, sent_ns: int = 0) -> None:
         """A request got a slot; say in its first delta how much of the prompt was cached."""
         choice = self._choices.get(key)
         if choice is not None:
-            choice.admit(num_cached_tokens, sent_ns)
+            choice.admit(num_cached_tokens, num_preemptions, sent_ns)
 
     def take_result(self, header: StepResult, payload: Int32s) -> list[tuple[int, int]]:
         """Take in one forward pass's tokens. Returns (key, position) of each gap found."""
@@ -157,11 +158,11 @@ class TextOutputs:
             table.close(row)
         self._touched[choice.register.key] = choice
 
-    def take_items(self, received_ns: int = 0) -> TakenItems:
+    def take_items(self, received_ns: int = 0, note_key: NoteKey | None = None) -> TakenItems:
         """Everything that is new since the last call, as messages; the newest result came at `received_ns`."""
         taken = TakenItems()
         touched, self._touched = self._touched, {}
-        for key, choice in touched.items():
+        for key, choice in noting(touched.items(), note_key) if note_key else touched.items():
             delta = choice.next_delta(received_ns)
             if delta is None:
                 continue
@@ -191,6 +192,10 @@ class TextOutputs:
     def keys_of_client(self, client: bytes) -> list[int]:
         """Running requests of one client."""
         return [key for key, choice in self._choices.items() if choice.register.client == client]
+
+    def clients(self) -> Iterator[tuple[bytes, bool]]:
+        """The client of each running request, and whether that has had its first step."""
+        return ((choice.register.client, choice.is_admitted) for choice in self._choices.values())
 
     def all_keys(self) -> list[int]:
         """Running requests."""

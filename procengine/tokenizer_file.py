@@ -29,6 +29,6 @@ def added_tokens(path: str | Path) -> frozenset[str]:
     """
     try:
         file = msgspec.json.decode(Path(path).read_bytes(), type=_TokenizerFile)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise ModelError(f"{path}: not a tokenizer.json: {error}") from error
     return frozenset(token.content for token in file.added_tokens)

@@ -5,8 +5,8 @@ children's pidfds and logs, signals, and the death pipe of whoever launched it.
 
 Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
 gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
-hears why, and the exit status is 1. Workers and the output process are restarted first, up to a limit; so is the
-metrics process, and after that the group goes on without it.
+hears why, and the exit status is 1. They are restarted first, up to a limit; after that the group goes on without the
+metrics process, and without no other.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import select
-import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,41 +23,54 @@ import msgspec
 import zmq
 
 from procengine import ipc
-from procengine.child_process import ChildProcess, child_name, cpu_seconds, rss_bytes, write_log
+from procengine.child_process import ChildProcess, write_log, write_to
+from procengine.children import Children
 from procengine.config import EngineConfig
-from procengine.errors import ProcengineError
-from procengine.http_listener import listen, url_of
+from procengine.errors import ConfigError, ProcengineError
+from procengine.group_description import describe_group
+from procengine.group_listeners import GroupListeners
+from procengine.group_status import GroupStatus
+from procengine.liveness import LIVENESS_QUERY, MAX_MISSED, Liveness
 from procengine.messages import (
     UNREADABLE,
     ChildStats,
     Drain,
     Drained,
+    Ended,
+    EndGroup,
     Failed,
+    FromChild,
     GetStatus,
-    OutputLost,
-    ProcessStatus,
-    Query,
     Ready,
+    Restart,
     Shutdown,
-    Status,
+    Stays,
     WorkerHung,
-    WorkerLost,
+    WorkerRetired,
     decode_from_control_peer,
     encode,
 )
 from procengine.paths import socket_path
-from procengine.profiling.span_ring import make_arena
-from procengine.restart_policy import RestartPolicy
+from procengine.poll_loop import PollLoop, Timer, signals_as_descriptor
+from procengine.restarts import Restarts
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
 
 __all__ = ["main", "run_group"]
 
+_STDOUT = 1
 _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
 _DUMP_S = 0.5  # for a hung child to write its stacks
-_RESTARTED_ROLES = ("worker", "output", "metrics")
 _OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
+_LAST_ROLES = ("frontend", "worker", "metrics", "api")  # to end when the output process has sent its last texts
+_WHAT_GOES_ON = {
+    "worker": "its requests go on",
+    "output": "its requests go on",
+    "frontend": "its requests are lost; clients send those again that have shown nothing",
+    "metrics": "no request notices",
+    "api": "its connections are cut, new ones wait",
+}
 
 
 class Supervisor:
@@ -73,112 +83,78 @@ class Supervisor:
         self._signal_fd = signal_fd
         self._state = "starting"
         self._started_s = time.monotonic()
-        self._deadline_s: float | None = self._started_s + config.group.start_timeout_s
         self._error: str | None = None
         self._facts: dict[str, dict[str, int | float | str]] = {}
-        self._stats_by_child: dict[bytes, ChildStats] = {}
-        self._status_peers: list[bytes] = []
-        self._status_deadline_s: float | None = None
-        self._query_id = 0
-        self._restart_limits = (config.group.max_restarts, config.group.restart_window_s)
-        self._restart_policies: dict[str, RestartPolicy] = {}
-        self._restarts_due: list[tuple[float, ChildProcess]] = []
-        self._kills_due: list[tuple[float, ChildProcess]] = []
-        port = config.metrics.port
-        self._listener = None if port is None else listen(config.metrics.host, port, "metrics_port")
-        self._urls = {"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}
+        self._drained = Drained()
+        self._end_askers: list[bytes] = []
+        self._listeners = GroupListeners(config)
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
-        self._death_pipe = os.pipe()  # its write end is never written: children see it close
-        self._children = self._spawn_children()
-        self._handlers: dict[Any, Callable[[], None]] = {}
-        self._poller = zmq.Poller()
+        self._children = Children(config, self._control, self._listeners)
+        self._status = GroupStatus(config, self._children, self._control, self._started_s)
+        self._restarts = Restarts(config.group, self._children, self._control)
+        self._status_timer = Timer(0.0, self._answer_status)
+        self._liveness = Liveness(self._children)
+        self._loop = PollLoop()
+        self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
         self._watch_everything()
 
     def run(self) -> int:
         """Until the group is gone. Returns the exit status."""
         try:
             while self._state != "gone":
-                for source, _event in self._poller.poll(self._poll_ms()):
-                    handler = self._handlers.get(source)
-                    if handler is not None:
-                        handler()
-                self._check_deadlines()
+                self._loop.run_once()
         finally:
-            if self._listener is not None:
-                self._listener.close()
-            for child in self._children:
-                child.kill()
+            self._listeners.close_all()
+            self._children.kill_all()
+            error = self._error and self._error.split("\n", 1)[0]
+            ended = Ended(self._drained.num_finished, self._drained.num_aborted, error)
+            for asker in self._end_askers:
+                ipc.send_routed(self._control, asker, encode(ended))
             self._context.destroy(linger=100)
         return 1 if self._error else 0
 
     # --- start
 
-    def _spawn_children(self) -> list[ChildProcess]:
-        ranks = [("worker", rank) for rank in range(self._config.worker.num_workers)]
-        roles = [*ranks, ("frontend", 0), ("output", 0)]  # workers first: they take longest
-        children = [
-            ChildProcess(role, rank, 0, self._config, self._death_pipe[0], self._make_spans(child_name(role, rank)))
-            for role, rank in roles
-        ]
-        if self._config.metrics.is_on:
-            listen_fd = self._listener.fileno() if self._listener else None
-            children.append(
-                ChildProcess("metrics", 0, 0, self._config, self._death_pipe[0], spans_fd=None, listen_fd=listen_fd)
-            )
-        return children
-
-    def _make_spans(self, name: str) -> int | None:
-        """Memory for a child's spans. It is ours, so that it is there when the child is not."""
-        capacity = self._config.profiling.span_records
-        return make_arena(name, capacity) if capacity else None
-
     def _watch_everything(self) -> None:
-        self._watch(self._control, self._on_control)
-        self._watch(self._signal_fd, self._on_signal)
+        self._loop.watch(self._control, self._on_control)
+        self._loop.watch(self._signal_fd, self._on_signal)
         if self._launcher_fd is not None:
-            self._watch(self._launcher_fd, self._on_launcher_gone)
+            self._loop.watch(self._launcher_fd, self._on_launcher_gone)
         for child in self._children:
             self._watch_child(child)
 
     def _watch_child(self, child: ChildProcess) -> None:
-        self._watch(child.pidfd, lambda: self._on_death(child))
-        self._watch(child.log_fd, lambda: self._on_log(child))
-
-    def _watch(self, source: int | zmq.Socket[bytes], handler: Callable[[], None]) -> None:
-        self._handlers[source] = handler
-        self._poller.register(source, zmq.POLLIN if isinstance(source, zmq.Socket) else select.POLLIN)
-
-    def _unwatch(self, source: int) -> None:
-        if self._handlers.pop(source, None):
-            self._poller.unregister(source)
-
-    def _child(self, role: str, rank: int) -> ChildProcess | None:
-        return next((c for c in self._children if (c.role, c.rank) == (role, rank)), None)
+        self._loop.watch(child.pidfd, lambda: self._on_death(child))
+        self._loop.watch(child.log_fd, lambda: self._on_log(child))
 
     def _on_ready(self, child: ChildProcess, message: Ready) -> None:
         child.is_ready = True
         self._facts[child.name] = message.facts
-        if self._state == "starting" and all(c.is_ready for c in self._children):
-            self._state, self._deadline_s = "ready", None
+        if self._state == "starting" and self._children.all_ready:
             description = self._describe()
-            write_description(self._run_dir, description)
+            try:
+                write_description(self._run_dir, description)
+            except ConfigError as error:
+                self._fail(str(error))
+                return
+            self._state = "ready"
+            self._deadline.cancel()
+            self._ask_who_lives()
             _say({"event": "ready", **description})
         elif child.epoch:
-            write_description(self._run_dir, self._describe())
+            self._restarts.tell_news(child)
+            try:
+                write_description(self._run_dir, self._describe())
+            except ConfigError as error:
+                write_log(f"procengine: {error}; the group goes on\n")
+            self._restarts.finish(child)
             _say({"event": "restarted", "process": child.name, "pid": child.pid})
 
     def _describe(self) -> dict[str, Any]:
+        is_private = self._launcher_fd is not None
         return {
-            "name": self._config.group.name,
-            "endpoint": socket_path(self._run_dir, "frontend"),
-            "control": socket_path(self._run_dir, "control"),
-            "model": self._config.model.name,
-            "pids": {"supervisor": os.getpid(), **{child.name: child.pid for child in self._children}},
-            "num_blocks": self._facts["frontend"]["num_blocks"],
-            **self._urls,
-            "worker": {key: value for key, value in self._facts["worker-0"].items() if key != "num_blocks"},
-            "is_private": self._launcher_fd is not None,
+            **describe_group(self._config, self._children, self._facts, self._listeners.urls, is_private=is_private),
             "ready_s": round(time.monotonic() - self._started_s, 2),
         }
 
@@ -192,33 +168,72 @@ class Supervisor:
                 message = decode_from_control_peer(data)
             except UNREADABLE:
                 continue  # not of this protocol; no child of ours sends such a thing
-            match message:
-                case Ready(role, rank) if child := self._child(role, rank):
-                    self._on_ready(child, message)
-                case Failed(role, rank, text, _) if child := self._child(role, rank):
-                    child.failure = text
-                case Ready() | Failed():
-                    pass  # of nobody we know
-                case Drained():
-                    self._stop()
-                case WorkerHung(rank, epoch):
-                    self._on_hang(rank, epoch)
-                case GetStatus():
-                    self._ask_children(identity)
-                case ChildStats():
-                    self._on_child_stats(identity, message)
+            if isinstance(message, GetStatus | Restart | EndGroup):
+                self._on_asked(identity, message)
+            else:
+                self._on_child(identity, message)
+
+    def _on_asked(self, asker: bytes, message: GetStatus | Restart | EndGroup) -> None:
+        match message:
+            case GetStatus():
+                self._on_status_asked(asker)
+            case Restart(name, timeout_s):
+                self._restarts.ask(asker, name, timeout_s)
+                if self._state != "ready":
+                    self._restarts.refuse_all(f"the group is {self._state}")
+            case EndGroup(timeout_s):
+                self._end_askers.append(asker)
+                self._end_by_request(timeout_s)
+
+    def _on_child(self, identity: bytes, message: FromChild) -> None:
+        match message:
+            case Ready(role, rank) if child := self._children.find(role, rank):
+                self._on_ready(child, message)
+            case Failed(role, rank, text, _) if child := self._children.find(role, rank):
+                child.failure = text
+            case Ready() | Failed():
+                pass  # of nobody we know
+            case Drained():
+                self._drained = message
+                self._stop()
+            case WorkerHung(rank, epoch):
+                self._on_hang(rank, epoch)
+            case WorkerRetired(rank, epoch):
+                self._restarts.end_worker(rank, epoch)
+            case Stays(num_unfinished):
+                self._restarts.refuse("frontend", f"{num_unfinished} requests did not finish in time")
+            case ChildStats(query_id) if query_id == LIVENESS_QUERY:
+                self._liveness.take_answer(identity)
+            case ChildStats():
+                if self._status.take(identity, message):
+                    self._answer_status()
+
+    def _on_status_asked(self, asker: bytes) -> None:
+        if not self._status.is_asking:
+            self._status_timer = self._loop.call_at(time.monotonic() + _STATUS_WAIT_S, self._answer_status)
+        self._status.ask(asker)
+
+    def _answer_status(self) -> None:
+        self._status_timer.cancel()
+        self._status.answer(self._state)
 
     def _on_signal(self) -> None:
         os.read(self._signal_fd, 4096)
-        if self._state in ("starting", "draining", "stopping"):
-            self._error = None if self._state == "starting" else "interrupted while shutting down"
+        if self._state in ("draining", "stopping"):
+            self._error = "interrupted while shutting down"
             self._state = "gone"  # `run` kills what is left
         else:
-            self._drain(self._config.group.drain_timeout_s)
+            self._end_by_request(None)
+
+    def _end_by_request(self, timeout_s: float | None) -> None:
+        if self._state == "starting":
+            self._state = "gone"
+        elif self._state == "ready":
+            self._drain(self._config.group.drain_timeout_s if timeout_s is None else timeout_s)
 
     def _on_launcher_gone(self) -> None:
         assert self._launcher_fd is not None
-        self._unwatch(self._launcher_fd)
+        self._loop.unwatch(self._launcher_fd)
         if self._state == "starting":
             self._state = "gone"
         elif self._state == "ready":
@@ -226,22 +241,25 @@ class Supervisor:
 
     def _on_log(self, child: ChildProcess) -> None:
         if not child.forward_log():
-            self._unwatch(child.log_fd)
+            self._loop.unwatch(child.log_fd)
 
     def _on_death(self, child: ChildProcess) -> None:
         if child.is_alive:
             return
-        self._unwatch(child.pidfd)
+        self._loop.unwatch(child.pidfd)
         if self._state in ("starting", "ready", "draining"):
             self._hear_last_words(child)
-            if self._state == "starting" or child.role not in _RESTARTED_ROLES:
+            has_nothing_to_finish = child.role == "frontend" and self._state == "draining"
+            if self._state == "starting" or has_nothing_to_finish:
                 self._fail(child.describe_end())
+            elif self._restarts.is_planned(child):
+                self._lose(child, f"{child.name} (pid {child.pid}) has ended as it was asked to", 0.0)
             else:
                 self._plan_restart(child)
-        elif not any(c.is_alive for c in self._children):
+        elif not self._children.any_alive:
             self._state = "gone"
         elif child.role == "output" and not self._error:
-            self._shut_down("frontend", "worker", "metrics")
+            self._children.send(Shutdown(), *_LAST_ROLES)
 
     def _hear_last_words(self, child: ChildProcess) -> None:
         """One that gave up has said why, but its death may be known a moment before its message is here."""
@@ -254,91 +272,82 @@ class Supervisor:
 
     def _on_hang(self, rank: int, epoch: int) -> None:
         """It is asked where it hangs, and then killed: what follows is a death like any other."""
-        child = self._child("worker", rank)
+        child = self._children.find("worker", rank)
         if child is None or child.epoch != epoch or not child.is_alive:
             return
-        timeout_s = self._config.group.step_timeout_s
-        write_log(
-            f"procengine: {child.name} (pid {child.pid}) has made no progress for {timeout_s:g} s; its threads:\n"
-        )
-        child.dump_stacks()
-        self._kills_due.append((time.monotonic() + _DUMP_S, child))
+        self._end_hung(child, "has made no progress")
 
-    def _kill_hung_children(self, now_s: float) -> None:
-        for _, child in [entry for entry in self._kills_due if entry[0] <= now_s]:
-            child.kill()  # its pidfd says so to `_on_death`
-        self._kills_due = [entry for entry in self._kills_due if entry[0] > now_s]
+    def _end_hung(self, child: ChildProcess, why: str) -> None:
+        timeout_s = self._config.group.step_timeout_s
+        write_log(f"procengine: {child.name} (pid {child.pid}) {why} for {timeout_s:g} s; its threads:\n")
+        child.dump_stacks()
+        self._loop.call_at(time.monotonic() + _DUMP_S, child.kill)  # its pidfd says so to `_on_death`
+
+    def _ask_who_lives(self) -> None:
+        """A worker may hang although it answers (`_on_hang`); whoever does not answer hangs, whatever it should do."""
+        if self._state not in ("ready", "draining"):
+            return
+        for child in self._liveness.begin_round():
+            self._end_hung(child, "has not answered")
+        period_s = self._config.group.step_timeout_s / MAX_MISSED
+        self._loop.call_at(time.monotonic() + period_s, self._ask_who_lives)
 
     def _plan_restart(self, child: ChildProcess) -> None:
-        """It died; the group goes on without it until its successor is ready."""
-        now_s = time.monotonic()
-        policy = self._restart_policies.setdefault(child.name, RestartPolicy(*self._restart_limits))
-        delay_s = policy.delay_s(now_s)
+        """It died."""
+        delay_s = self._restarts.delay_s(child, time.monotonic())
         if delay_s is None:
-            end = child.describe_end()
-            if policy.max_restarts:
-                limit = (
-                    f"{policy.num_recent} times within {policy.window_s:g} s (max_restarts is {policy.max_restarts})"
-                )
-                end = f"{child.name} died {limit}; the last time: {end}"
-            self._give_up(child, end)
-            return
-        what = "no request notices" if child.role in _OPTIONAL_ROLES else "its requests go on"
-        write_log(f"procengine: {child.describe_end()}\nprocengine: {child.name} is restarted, {what}\n")
-        if child.role == "worker":
-            self._send_to("frontend", WorkerLost(child.rank, child.epoch))
-        elif child.role == "output":
-            self._send_to("frontend", OutputLost(child.epoch))
-        self._restarts_due.append((now_s + delay_s, child))
-        self._start_due_children()
+            self._give_up(child, self._restarts.describe_last(child))
+        else:
+            self._lose(child, child.describe_end(), delay_s)
+
+    def _lose(self, child: ChildProcess, end: str, delay_s: float) -> None:
+        """The group goes on without it until its successor is ready."""
+        write_log(f"procengine: {end}\nprocengine: {child.name} is restarted, {_WHAT_GOES_ON[child.role]}\n")
+        self._restarts.tell_loss(child, end.split("\n", 1)[0])
+        self._loop.call_at(time.monotonic() + delay_s, lambda: self._replace(child))
 
     def _give_up(self, child: ChildProcess, end: str) -> None:
         if child.role not in _OPTIONAL_ROLES:
             self._fail(end)
             return
         write_log(f"procengine: {end}\nprocengine: the group goes on without {child.name}\n")
-        if self._listener is not None:
-            self._listener.close()  # who asks shall hear at once that nobody answers
-
-    def _start_due_children(self) -> None:
-        now_s = time.monotonic()
-        due = [child for at_s, child in self._restarts_due if at_s <= now_s]
-        self._restarts_due = [entry for entry in self._restarts_due if entry[0] > now_s]
-        for dead in due:
-            self._replace(dead)
+        self._listeners.close(child.role)
 
     def _replace(self, dead: ChildProcess) -> None:
-        self._unwatch(dead.log_fd)
-        dead.close()
-        epoch, death_fd = dead.epoch + 1, self._death_pipe[0]
-        child = ChildProcess(dead.role, dead.rank, epoch, self._config, death_fd, dead.spans_fd, dead.listen_fd)
-        self._children[self._children.index(dead)] = child
+        if self._state in ("stopping", "gone"):
+            return
+        self._loop.unwatch(dead.log_fd)
+        child = self._children.replace(dead)
         self._watch_child(child)
+        self._loop.call_at(child.started_s + self._config.group.start_timeout_s, lambda: self._kill_if_late(child))
+
+    def _kill_if_late(self, child: ChildProcess) -> None:
+        """A successor that hangs in its start is replaced like one that has died there."""
+        if not child.is_ready and child.is_alive:
+            timeout_s = self._config.group.start_timeout_s
+            write_log(f"procengine: {child.name} (pid {child.pid}) did not become ready within {timeout_s:g} s\n")
+            child.kill()  # its pidfd says so to `_on_death`
 
     # --- end
 
     def _drain(self, timeout_s: float) -> None:
         self._state = "draining"
-        self._deadline_s = time.monotonic() + timeout_s + _STOP_GRACE_S
-        for role in ("frontend", "output"):
-            self._send_to(role, Drain(timeout_s))
+        self._restarts.refuse_all("the group is draining")
+        self._set_deadline(timeout_s + _STOP_GRACE_S)
+        self._children.send(Drain(timeout_s), "frontend", "output", "api")
 
     def _stop(self, error: str | None = None) -> None:
         """Tell everybody to end; what does not within the grace time is killed."""
         self._state = "stopping"
-        self._restarts_due.clear()
-        self._deadline_s = time.monotonic() + _STOP_GRACE_S
-        output = self._child("output", 0)
+        self._set_deadline(_STOP_GRACE_S)
+        output = self._children.find("output")
         if error:
-            self._shut_down("output", "frontend", "worker", "metrics", error=error)
+            self._children.send(Shutdown(error), "output", *_LAST_ROLES)
         elif output is not None and output.is_alive:
-            self._shut_down("output")  # alone: while its last texts are under way, nobody may say "gone"
+            # Alone: while its last texts are under way, nobody may say "gone".
+            self._children.send(Shutdown(), "output")
         else:
-            self._shut_down("frontend", "worker", "metrics")
-
-    def _shut_down(self, *roles: str, error: str | None = None) -> None:
-        for role in roles:
-            self._send_to(role, Shutdown(error))
+            self._children.send(Shutdown(), *_LAST_ROLES)
 
     def _fail(self, error: str) -> None:
         self._error = error
@@ -349,16 +358,11 @@ class Supervisor:
         else:
             self._stop(error.split("\n", 1)[0])
 
-    def _check_deadlines(self) -> None:
-        now_s = time.monotonic()
-        if self._status_deadline_s is not None and now_s >= self._status_deadline_s:
-            self._answer_status()
-        if self._restarts_due:
-            self._start_due_children()
-        if self._kills_due:
-            self._kill_hung_children(now_s)
-        if self._deadline_s is None or now_s < self._deadline_s:
-            return
+    def _set_deadline(self, in_s: float) -> None:
+        self._deadline.cancel()
+        self._deadline = self._loop.call_at(time.monotonic() + in_s, self._on_deadline)
+
+    def _on_deadline(self) -> None:
         if self._state == "starting":
             late = ", ".join(child.name for child in self._children if not child.is_ready)
             self._fail(f"{late} did not become ready within {self._config.group.start_timeout_s:g} s")
@@ -366,55 +370,6 @@ class Supervisor:
             self._stop()
         elif self._state == "stopping":
             self._state = "gone"
-
-    def _poll_ms(self) -> int | None:
-        deadlines = [d for d in (self._deadline_s, self._status_deadline_s) if d is not None]
-        deadlines += [at_s for at_s, _ in self._restarts_due + self._kills_due]
-        return max(0, int(1e3 * (min(deadlines) - time.monotonic())) + 1) if deadlines else None
-
-    def _send_to(self, role: str, message: Drain | Shutdown | Query | WorkerLost | OutputLost) -> None:
-        for child in self._children:
-            if child.role == role and child.is_alive:
-                ipc.send_routed(self._control, child.identity, encode(message))
-
-    # --- status
-
-    def _ask_children(self, peer: bytes) -> None:
-        self._status_peers.append(peer)
-        if self._status_deadline_s is not None:
-            return
-        self._query_id += 1
-        self._stats_by_child.clear()
-        self._status_deadline_s = time.monotonic() + _STATUS_WAIT_S
-        for role in ("frontend", "output", "worker", "metrics"):
-            self._send_to(role, Query(self._query_id))
-
-    def _on_child_stats(self, identity: bytes, stats: ChildStats) -> None:
-        if stats.query_id == self._query_id and self._status_deadline_s is not None:
-            self._stats_by_child[identity] = stats
-            if len(self._stats_by_child) == sum(child.is_alive for child in self._children):
-                self._answer_status()
-
-    def _answer_status(self) -> None:
-        own = ProcessStatus(
-            "supervisor", 0, os.getpid(), self._state, *self._resources(os.getpid(), self._started_s), queue_depth=0
-        )
-        status = Status(self._config.group.name, self._config.model.name, [own, *map(self._status_of, self._children)])
-        for peer in self._status_peers:
-            ipc.send_routed(self._control, peer, encode(status))
-        self._status_peers.clear()
-        self._status_deadline_s = None
-
-    def _status_of(self, child: ChildProcess) -> ProcessStatus:
-        stats = self._stats_by_child.get(child.identity)
-        state = stats.state if stats else "silent" if child.is_alive else "dead"
-        resources = self._resources(child.pid, child.started_s)
-        depth = stats.queue_depth if stats else 0
-        return ProcessStatus(child.role, child.rank, child.pid, state, *resources, depth, num_restarts=child.epoch)
-
-    @staticmethod
-    def _resources(pid: int, started_s: float) -> tuple[float, int, float]:
-        return time.monotonic() - started_s, rss_bytes(pid), cpu_seconds(pid)
 
 
 def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:
@@ -426,7 +381,7 @@ def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:
     run_dir = Path(config.group.run_dir)
     sweep_stale_dirs(run_dir.parent)
     lock_fd = claim_run_dir(run_dir)
-    signal_fd = _signals_as_descriptor()
+    signal_fd = signals_as_descriptor()
     try:
         return Supervisor(config, run_dir, launcher_fd, signal_fd).run()
     finally:
@@ -434,20 +389,10 @@ def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:
         os.close(lock_fd)
 
 
-def _signals_as_descriptor() -> int:
-    """SIGTERM, SIGINT and SIGHUP make this descriptor readable."""
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(writer)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, and means it
-            signal.signal(number, lambda *_: None)
-    return reader
-
-
 def _say(event: dict[str, Any]) -> None:
     """One JSON line on stdout."""
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
+    if not write_to(_STDOUT, json.dumps(event) + "\n"):
+        write_log(f"procengine: nobody could be told: {event['event']}\n")
 
 
 def main() -> int:

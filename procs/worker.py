@@ -23,6 +23,7 @@ from procengine import ipc
 from procengine.child import Child, run_child
 from procengine.config import EngineConfig
 from procengine.messages import (
+    Begin,
     ChildStats,
     EmbedInput,
     Query,
@@ -33,6 +34,7 @@ from procengine.messages import (
     decode_step,
     encode,
 )
+from procengine.numbering import epoch_of
 from procengine.profiling.records import RecordKind
 from procengine.profiling.span_ring import SpanWriter
 from procengine.step_output import EmbedOutput, StepOutput, WorkerIdentity
@@ -60,6 +62,7 @@ class _Device:
     """A device that is ready for steps."""
 
     run: Callable[[StepInput | EmbedInput, NDArray[np.int32]], Iterator[Output]]
+    forget_slots: Callable[[], None]
     num_blocks: int
     facts: dict[str, int | float | str]
 
@@ -67,8 +70,8 @@ class _Device:
 def main(child: Child) -> None:
     """Load the model, say so, run steps until told to stop."""
     identity = WorkerIdentity(child.rank, child.epoch)
-    steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
-    outputs: queue.SimpleQueue[Output | None] = queue.SimpleQueue()
+    steps: queue.SimpleQueue[Step | Begin | None] = queue.SimpleQueue()
+    outputs: queue.SimpleQueue[Output | WorkerReady | None] = queue.SimpleQueue()
     step_socket = ipc.bind(child.context, zmq.PULL, child.endpoint(f"steps-{child.rank}"))
     device = _open_device(child)
 
@@ -98,12 +101,16 @@ def main(child: Child) -> None:
 def _device_loop(
     device: _Device,
     identity: WorkerIdentity,
-    steps: queue.SimpleQueue[Step | None],
-    outputs: queue.SimpleQueue[Output | None],
+    steps: queue.SimpleQueue[Step | Begin | None],
+    outputs: queue.SimpleQueue[Output | WorkerReady | None],
     spans: SpanWriter,
 ) -> None:
     rank, epoch = identity.rank, identity.epoch
     while (step := steps.get()) is not None:
+        if isinstance(step, Begin):
+            device.forget_slots()
+            outputs.put(WorkerReady(rank, epoch, device.num_blocks))
+            continue
         header, payload, received_ns, decoded_ns = step
         num_tokens = header.num_tokens
         for output in device.run(header, payload):
@@ -125,17 +132,25 @@ def _device_loop(
             num_tokens = num_rows  # of the next pass, if there is one: it may have fewer
 
 
-def _receive_steps(socket: zmq.Socket[bytes], steps: queue.SimpleQueue[Step | None], epoch: int) -> None:
+def _receive_steps(socket: zmq.Socket[bytes], steps: queue.SimpleQueue[Step | Begin | None], epoch: int) -> None:
+    """What was sent to a worker that is gone, or by a frontend that is, goes no further: it may come late."""
+    frontend_epoch = 0
     while True:
         frames = socket.recv_multipart()
         received_ns = time.monotonic_ns()
-        header, payload = decode_step(frames[0]), np.frombuffer(frames[1], np.int32)
-        if header.epoch == epoch:  # else it was for a worker that is gone
+        header = decode_step(frames[0])
+        if isinstance(header, Begin):
+            if header.epoch >= frontend_epoch:
+                frontend_epoch = header.epoch
+                steps.put(header)
+            continue
+        payload = np.frombuffer(frames[1], np.int32)
+        if header.epoch == epoch and epoch_of(header.step_id) >= frontend_epoch:
             steps.put(Step(header, payload, received_ns, time.monotonic_ns()))
 
 
 def _send_outputs(
-    outputs: queue.SimpleQueue[Output | None],
+    outputs: queue.SimpleQueue[Output | WorkerReady | None],
     identity: WorkerIdentity,
     to_frontend: zmq.Socket[bytes],
     to_output: zmq.Socket[bytes],
@@ -144,6 +159,9 @@ def _send_outputs(
     clock = time.monotonic_ns
     while (output := outputs.get()) is not None:
         woken_ns = clock()
+        if isinstance(output, WorkerReady):
+            to_frontend.send(encode(output))
+            continue
         values: Any = output.wait()  # of the output's own kind
         on_host_ns = clock()
         header, payload = output.to_message(identity, values)
@@ -166,7 +184,7 @@ def _send_outputs(
         )
 
 
-def _obey_supervisor(child: Child, steps: queue.SimpleQueue[Step | None]) -> None:
+def _obey_supervisor(child: Child, steps: queue.SimpleQueue[Step | Begin | None]) -> None:
     poller = zmq.Poller()
     poller.register(child.control, zmq.POLLIN)
     poller.register(child.death_fd, select.POLLIN)
@@ -184,7 +202,7 @@ def _obey_supervisor(child: Child, steps: queue.SimpleQueue[Step | None]) -> Non
 
 
 def _open_device(child: Child) -> _Device:
-    return _open_mock(child.config) if child.config.worker.device == "mock" else _open_torch(child)
+    return _open_mock(child.config) if child.config.worker.device == "mock" else _open_real(child)
 
 
 def _open_mock(config: EngineConfig) -> _Device:
@@ -199,14 +217,14 @@ def _open_mock(config: EngineConfig) -> _Device:
         config.worker.mock_step_ms / 1e3,
     )
     most = scheduler.max_num_seqs * -(-scheduler.max_model_len // cache.block_size)
-    return _Device(runner.run, cache.num_blocks or min(most, 1 << 17), {"device": "mock"})
+    return _Device(runner.run, runner.forget_slots, cache.num_blocks or min(most, 1 << 17), {"device": "mock"})
 
 
-def _open_torch(child: Child) -> _Device:
-    from procengine.device import Device  # torch is imported here, and only in a worker that needs it
+def _open_real(child: Child) -> _Device:
+    from procengine.device import open_device  # the kernels are imported here, and only in a worker that needs them
 
-    device = Device(child.config, shows_progress=child.shows_progress)
-    return _Device(device.run, device.num_blocks, device.facts)
+    device = open_device(child.config, shows_progress=child.shows_progress)
+    return _Device(device.run, device.forget_slots, device.num_blocks, device.facts)
 
 
 if __name__ == "__main__":

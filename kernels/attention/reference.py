@@ -24,11 +24,13 @@ def paged_attention(
     meta: AttentionMetadata,
     scale: float,
     sliding_window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Causal attention of this step's queries over each row's cached context.
 
     q: [T, H, D]; k_cache, v_cache: [num_blocks, block_size, Hkv, D], which already hold this step's keys and values;
     H is a multiple of Hkv. With a sliding window w, a query at position p sees positions p-w+1 .. p.
+    With a softcap c, scores are c * tanh(score / c) (Gemma 2, arXiv:2408.00118).
     Returns [T, H, D] in q's dtype.
     """
     decodes = meta.num_decode_rows
@@ -36,13 +38,13 @@ def paged_attention(
     for rows, longest, shortest in _decode_groups(meta, k_cache.shape[1], on_host=host_reads.are_free(q)):
         tables, lengths = meta.block_tables[rows], meta.seq_lens[rows]
         context = _gather_context(k_cache, v_cache, tables, lengths, longest, shortest)
-        parts.append((rows, _decode(q[rows], *context, lengths, shortest, scale, sliding_window)))
+        parts.append((rows, _decode(q[rows], *context, lengths, shortest, scale, sliding_window, softcap)))
     if decodes == q.shape[0] and len(parts) == 1 and isinstance(parts[0][0], slice):
         return parts[0][1]
     out = torch.empty_like(q)
     for rows, part in parts:
         out[rows] = part
-    _prefill_rows(out, q, k_cache, v_cache, meta, scale, sliding_window)
+    _prefill_rows(out, q, k_cache, v_cache, meta, scale, sliding_window, softcap)
     return out
 
 
@@ -55,6 +57,7 @@ def varlen_attention(
     scale: float,
     causal: bool = True,
     sliding_window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Attention within each of R packed sequences, without a cache.
 
@@ -64,7 +67,7 @@ def varlen_attention(
     out = torch.empty_like(q)
     bounds = query_start_loc.tolist()
     for start, end in pairwise(bounds):
-        out[start:end] = _attend(q[start:end], k[start:end], v[start:end], scale, causal, sliding_window)
+        out[start:end] = _attend(q[start:end], k[start:end], v[start:end], scale, causal, sliding_window, softcap)
     return out
 
 
@@ -116,7 +119,14 @@ def _gather_context(
 
 
 def _decode(
-    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, shortest: int, scale: float, sliding_window: int | None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    shortest: int,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     """One query a row. q: [rows, H, D]; keys, values: [rows, L, Hkv, D]; returns [rows, H, D].
 
@@ -132,9 +142,7 @@ def _decode(
         if sliding_window is not None:
             mask &= positions >= ends - sliding_window
         mask = mask[:, None, None, :]
-    out = functional.scaled_dot_product_attention(
-        grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=scale
-    )
+    out = _dot_product(grouped, keys.transpose(1, 2), values.transpose(1, 2), mask, scale, softcap)
     return out.reshape(rows, num_heads, head_dim)
 
 
@@ -146,6 +154,7 @@ def _prefill_rows(
     meta: AttentionMetadata,
     scale: float,
     sliding_window: int | None,
+    softcap: float | None,
 ) -> None:
     """Fill `out` for the rows after the decode rows. The one place where the reference waits for a device."""
     first = meta.num_decode_rows
@@ -159,25 +168,48 @@ def _prefill_rows(
         blocks = meta.block_tables[first + row, : _num_blocks(length, block_size)]
         keys = k_cache.index_select(0, blocks).flatten(0, 1)[:length]
         values = v_cache.index_select(0, blocks).flatten(0, 1)[:length]
-        out[start:end] = _attend(q[start:end], keys, values, scale, True, sliding_window)
+        out[start:end] = _attend(q[start:end], keys, values, scale, True, sliding_window, softcap)
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool, sliding_window: int | None) -> Tensor:
+def _attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    causal: bool,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
     """One sequence. q: [Tq, H, D], the last Tq positions of keys, values: [L, Hkv, D]; returns [Tq, H, D]."""
     num_queries, length = q.shape[0], keys.shape[0]
     windowed = sliding_window is not None and sliding_window < length
-    whole = num_queries == length and not windowed
+    whole = num_queries == length and not windowed and softcap is None
     mask = _causal_mask(num_queries, length, sliding_window, q.device) if causal and not whole else None
-    out = functional.scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0),
-        keys.transpose(0, 1).unsqueeze(0),
-        values.transpose(0, 1).unsqueeze(0),
-        attn_mask=mask,
-        is_causal=causal and whole,
-        scale=scale,
-        enable_gqa=q.shape[1] != keys.shape[1],
-    )
-    return out.squeeze(0).transpose(0, 1)
+    heads = (q.transpose(0, 1).unsqueeze(0), keys.transpose(0, 1).unsqueeze(0), values.transpose(0, 1).unsqueeze(0))
+    return _dot_product(*heads, mask, scale, softcap, is_causal=causal and whole).squeeze(0).transpose(0, 1)
+
+
+def _dot_product(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    *,
+    is_causal: bool = False,
+) -> Tensor:
+    """q: [B, H, M, D]; keys, values: [B, Hkv, L, D]; mask: bool, broadcast to [B, H, M, L]; returns [B, H, M, D]."""
+    group = q.shape[1] // keys.shape[1]
+    if softcap is None:
+        return functional.scaled_dot_product_attention(
+            q, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=group != 1
+        )
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    scores = softcap * torch.tanh((q.float() @ keys.float().transpose(-1, -2)) * scale / softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(dim=-1).to(q.dtype) @ values
 
 
 def _causal_mask(num_queries: int, length: int, sliding_window: int | None, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["gather_logprobs"]
+__all__ = ["gather_logprobs", "top_tokens"]
 
 # Enough spare candidates that equals at the edge of the top are told apart by id, which `topk` alone does not do.
 _SPARE_CANDIDATES = 16
@@ -25,16 +25,16 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Te
     logprobs = logits.log_softmax(dim=-1).clamp_(min=torch.finfo(torch.float32).min)
     chosen_logprobs = logprobs.gather(1, chosen)
     ranks = (logprobs > chosen_logprobs).sum(dim=-1) + 1
-    top_ids, top_logprobs = _top(logprobs, min(num_top, logits.shape[1]))
+    top_ids, top_logprobs = top_tokens(logprobs, min(num_top, logits.shape[1]))
     ids = torch.cat((chosen, top_ids), dim=1).to(torch.int32)
     return ids, torch.cat((chosen_logprobs, top_logprobs), dim=1), ranks.to(torch.int32)
 
 
-def _top(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """ids int64 and values float32, both [S, count]."""
+def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest scores of each row of float32 [S, V], then the lowest ids: int64 and float32, both [S, count]."""
     if count == 0:
-        return logprobs.new_empty((logprobs.shape[0], 0), dtype=torch.int64), logprobs[:, :0]
-    width = min(count + _SPARE_CANDIDATES, logprobs.shape[1])
-    candidates = logprobs.topk(width, dim=-1).indices.sort(dim=-1).values
-    values, order = logprobs.gather(1, candidates).sort(dim=-1, descending=True, stable=True)
+        return scores.new_empty((scores.shape[0], 0), dtype=torch.int64), scores[:, :0]
+    width = min(count + _SPARE_CANDIDATES, scores.shape[1])
+    candidates = scores.topk(width, dim=-1).indices.sort(dim=-1).values
+    values, order = scores.gather(1, candidates).sort(dim=-1, descending=True, stable=True)
     return candidates.gather(1, order)[:, :count], values[:, :count]

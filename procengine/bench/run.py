@@ -19,15 +19,15 @@ import numpy as np
 from procengine.bench.arrivals import Pace
 from procengine.bench.record import Record
 from procengine.bench.workload import BenchRequest
-from procengine.client import connect_link
 from procengine.client_bodies import Body, generate_body, messages_body, prompt_body
 from procengine.client_core import ClientCore, Pending, dead_group_error
+from procengine.client_handshake import answer_losses, connect_link
 from procengine.errors import EngineDeadError, InvalidRequestError, ProtocolError
 from procengine.groups import GroupInfo, is_gone
 from procengine.messages import Stats, Welcome
 from procengine.sampling_params import SamplingParams
 
-__all__ = ["BenchClient"]
+__all__ = ["BenchClient", "PacedRun", "no_collections"]
 
 _LIVENESS_MS: Final = 500
 _NS_PER_MS: Final = 1_000_000
@@ -40,7 +40,7 @@ class BenchClient:
 
     def __init__(self, group: GroupInfo) -> None:
         self._group = group
-        self._core = ClientCore(sees_ends_only=True)
+        self._core = ClientCore(sees_ends_only=True, resubmits=False)
         self._link, self._welcome = connect_link(group, self._core)
         self._heard_ns = time.perf_counter_ns()
 
@@ -57,8 +57,8 @@ class BenchClient:
             EngineDeadError: the group died.
         """
         prepared = [self._prepare(request, params) for request in requests]
-        with _no_collections():
-            run = _Run(prepared, pace)
+        with no_collections():
+            run = PacedRun(prepared, pace)
             while self._core.has_pending:
                 frame = run.next_frame()
                 if frame is not None:
@@ -96,6 +96,7 @@ class BenchClient:
             record.frames.append((now_ns, frame))
             if _may_end(frame):
                 self._core.receive(frame)
+        answer_losses(self._link, self._core)
         if arrived:
             self._heard_ns = now_ns
         elif now_ns - self._heard_ns > _LIVENESS_MS * _NS_PER_MS:
@@ -104,7 +105,7 @@ class BenchClient:
                 raise dead_group_error(self._group.name)
 
 
-class _Run:
+class PacedRun:
     """Which requests of a run may be sent, and how long to wait for the next."""
 
     def __init__(self, prepared: Sequence[tuple[Pending, bytes]], pace: Pace) -> None:
@@ -158,7 +159,7 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
+def no_collections() -> Iterator[None]:
     """A pass over all the kept messages would take milliseconds, and count as the group's."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -24,7 +24,9 @@ _MODES: Final = {
     "latency": _Mode("procengine.cli.bench_load", "one request after the other, to a private group"),
     "serve": _Mode("procengine.cli.bench_load", "requests that arrive over time, to a private or a running group"),
     "ipc": _Mode("procengine.cli.bench_ipc", "each stage of a step without a model, by batch size"),
+    "depth": _Mode("procengine.cli.bench_depth", "what planning ahead of the device gains, by batch size"),
     "startup": _Mode("procengine.cli.bench_startup", "time until a group is ready, memory of its processes"),
+    "faults": _Mode("procengine.cli.bench_faults", "what it costs when a process dies, and when a group ends"),
     "compare": _Mode("procengine.cli.bench_compare", "two configurations or source trees, run by turns"),
 }
 

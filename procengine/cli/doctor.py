@@ -20,6 +20,7 @@ import msgspec
 
 from procengine.cpu_flags import cpu_flags
 from procengine.errors import ConfigError
+from procengine.free_memory import available_bytes
 from procengine.groups import running_groups
 from procengine.paths import procengine_home, run_root
 
@@ -110,9 +111,9 @@ def _cpu() -> Iterator[Finding]:
 
 def _memory() -> Iterator[Finding]:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    found = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-    is_little = free < _LITTLE_SPACE
+    available = available_bytes()
+    found = f"{available / 2**30:.1f} of {total / 2**30:.1f} GiB available"
+    is_little = available < _LITTLE_SPACE
     yield Finding("note" if is_little else "ok", "memory", found, "lower --kv-cache-memory" if is_little else "")
 
 

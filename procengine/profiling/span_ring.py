@@ -8,7 +8,7 @@ microsecond). A reader maps the same memory: it costs the writer nothing, starts
 everything when the writer has died.
 
     arena  = header (64 bytes), then rings
-    header = "PESPANS1", int64 rings, int64 capacity (records a ring), zeros
+    header = "PESPANS1", int64 rings, int64 capacity (records a ring), int64 key at work (`note_key`), zeros
     ring   = int64 count (records ever written), 56 bytes name (UTF-8, zeros behind), then `capacity` records
     record = 16 int64: kind, key, up to 14 values
 """
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "NAME_PREFIX",
+    "NOBODY",
     "NUM_VALUES",
     "RECORD_WORDS",
     "RingSnapshot",
@@ -35,6 +36,7 @@ __all__ = [
     "map_arena",
     "read_arena",
     "read_mapped_arena",
+    "take_noted_key",
 ]
 
 RECORD_WORDS: Final = 16
@@ -44,6 +46,9 @@ _MAGIC: Final = b"PESPANS1"
 _HEADER: Final = struct.Struct("<8sqq40x")
 _RING_HEADER: Final = struct.Struct("<q56s")
 _COUNT: Final = struct.Struct("<q")
+_NOTED: Final = struct.Struct("<q")  # a request's key + 1, so that the zeros of a new arena are nobody's
+_NOTED_AT: Final = 24
+NOBODY: Final = -1
 _MAX_RINGS: Final = 4
 NAME_PREFIX: Final = "procengine-spans-"  # of memory files; the process's name follows
 
@@ -102,6 +107,8 @@ class SpanArena:
         if self._buffer is None:
             return _Nowhere()
         _, num_rings, capacity = _HEADER.unpack_from(self._buffer)
+        if not num_rings:
+            return _Nowhere()
         for number in range(num_rings):
             start = _ring_start(number, capacity)
             count, taken = _RING_HEADER.unpack_from(self._buffer, start)
@@ -111,17 +118,30 @@ class SpanArena:
             return _Ring(self._buffer, start, capacity)
         raise ValueError(f"no ring is free for {name!r}: an arena has {num_rings}")
 
+    def note_key(self, key: int) -> None:
+        """From here on the process is at work on this request, or on NOBODY's: whoever asks why it died may know."""
+        if self._buffer is not None:
+            _NOTED.pack_into(self._buffer, _NOTED_AT, key + 1)
+
 
 def make_arena(process: str, capacity: int) -> int:
     """A memory file for the spans of `process`, with `capacity` records (a power of two) a thread. Its descriptor.
 
-    Pages that are never written take no memory.
+    Pages that are never written take no memory. Without capacity there are no rings, and records are dropped.
     """
     assert capacity & (capacity - 1) == 0, capacity
+    num_rings = _MAX_RINGS if capacity else 0
     fd = os.memfd_create(NAME_PREFIX + process)
-    os.ftruncate(fd, _ring_start(_MAX_RINGS, capacity))
-    os.pwrite(fd, _HEADER.pack(_MAGIC, _MAX_RINGS, capacity), 0)
+    os.ftruncate(fd, _ring_start(num_rings, capacity))
+    os.pwrite(fd, _HEADER.pack(_MAGIC, num_rings, capacity), 0)
     return fd
+
+
+def take_noted_key(fd: int) -> int:
+    """The request that the process of an arena was at work on when it died, or NOBODY; its successor begins anew."""
+    (noted,) = _NOTED.unpack(os.pread(fd, _NOTED.size, _NOTED_AT))
+    os.pwrite(fd, _NOTED.pack(0), _NOTED_AT)
+    return int(noted) - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from procengine.scheduler.plan import PrefillChunk
 from procengine.scheduler.slot_table import Slots, SlotTable
 from procengine.speculation import propose
 
-__all__ = ["draft_chunk", "propose_drafts", "settle_drafts"]
+__all__ = ["plan_drafts", "propose_drafts", "settle_drafts"]
 
 Int32s = NDArray[np.int32]
 
@@ -35,7 +35,27 @@ def propose_drafts(table: SlotTable, slots: Slots, num_left: Int32s, max_tokens:
     return drafts
 
 
-def draft_chunk(table: SlotTable, slot: int, proposed: Int32s) -> PrefillChunk:
+def plan_drafts(
+    table: SlotTable, slots: Slots, drafts: dict[int, Int32s], budget: int
+) -> tuple[list[PrefillChunk], Slots, Int32s]:
+    """Turn rows with proposals into chunks that sample everywhere, as long as proposals fit into `budget` tokens.
+
+    Returns:
+        The chunks, and the rows that are left with a pass each: one whose proposals find no room is an ordinary one.
+    """
+    chunks: list[PrefillChunk] = []
+    is_left = np.ones(slots.size, np.bool_)
+    for row, slot in enumerate(slots.tolist()):
+        if budget <= 0:
+            break
+        if slot in drafts:
+            chunks.append(_draft_chunk(table, slot, drafts[slot][:budget]))
+            budget -= chunks[-1].token_ids.size - 1
+            is_left[row] = False
+    return chunks, slots[is_left], np.ones(np.count_nonzero(is_left), np.int32)
+
+
+def _draft_chunk(table: SlotTable, slot: int, proposed: Int32s) -> PrefillChunk:
     """The row's newest token and the proposals behind it, all sampled; they count as computed until settled."""
     start = int(table.num_computed[slot])
     token_ids = np.append(table.token_ids[slot, start], proposed)

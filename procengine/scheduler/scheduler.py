@@ -17,16 +17,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from procengine.kv_cache.block_hashes import extend_block_hashes
 from procengine.kv_cache.block_pool import BlockPool
 from procengine.request import NO_SLOT, Request
 from procengine.row_features import GRAMMAR
 from procengine.scheduler.counters import SchedulerCounters
-from procengine.scheduler.drafts import draft_chunk, propose_drafts
+from procengine.scheduler.drafts import plan_drafts, propose_drafts
 from procengine.scheduler.grammar_rows import GrammarRows
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.scheduler.owed_results import OwedResults
 from procengine.scheduler.plan import BlockUpdate, PrefillChunk, StepPlan
+from procengine.scheduler.request_blocks import RequestBlocks
 from procengine.scheduler.slot_table import VACANT, Slots, SlotTable
 from procengine.scheduler.waiting_queue import WaitingQueue
 from procengine.stopping import FINISH_REASON, NOT_FINISHED, check_finish
@@ -45,6 +45,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self.table = SlotTable(limits.max_num_seqs, limits.max_model_len, limits.block_size)
         self.pool = BlockPool(limits.num_blocks, enable_prefix_caching=limits.enable_prefix_caching)
+        self._blocks = RequestBlocks(self.pool, limits.block_size, enable_prefix_caching=limits.enable_prefix_caching)
         self.waiting = WaitingQueue()
         self._prefilling: list[Request] = []
         self._decode_slots: Slots = np.zeros(0, np.intp)
@@ -71,7 +72,8 @@ class Scheduler:
         request = self.waiting.peek() if self.table.num_vacant else None
         if request is None or request.num_in_flight or not self._may_join(request):
             return False
-        return self._has_room(len(request.token_ids))
+        num_blocks = self._blocks.count_needed(len(request.token_ids)) + self._num_reserved_blocks
+        return num_blocks <= self.pool.num_available
 
     def add(self, request: Request) -> None:
         """Queue a request whose prompt fits the pool (`SchedulerLimits.pool_tokens`)."""
@@ -81,7 +83,7 @@ class Scheduler:
 
     def count_cached_tokens(self, request: Request) -> int:
         """Tokens of a new request's prompt that are in the cache now."""
-        return len(self.pool.match(self._hashes(request))) * self.limits.block_size
+        return self._blocks.count_cached_tokens(request)
 
     def history(self, request: Request) -> Int32s:
         """All confirmed tokens of an unfinished request, int32 [n]."""
@@ -99,19 +101,20 @@ class Scheduler:
         else:
             self._leave_slot(request)
 
-    def take_all(self) -> list[Request]:
+    def take_all(self, *, has_died: bool = True) -> list[Request]:
         """Take out every unfinished request, in order of service, with what it has so far. The worker is gone: nothing
-        is owed any more, and prompts must be scored again, as results may have been lost. Those that were running count
-        a death of a worker. This scheduler is not used afterwards.
+        is owed any more, and prompts must be scored again, as results may have been lost. If it `has_died`, those that
+        were running count a death of a worker. This scheduler is not used afterwards.
         """
         running = [request for request in self.table.requests if request is not None]
         waiting = self.waiting.pop_all()
         for request in running:
             num_computed = int(self.table.num_computed[request.slot])
             self.table.vacate(request)
-            request.note_worker_death(num_computed)
+            if has_died:
+                request.note_worker_death(num_computed)
         for request in waiting:
-            if request.num_in_flight:
+            if has_died and request.num_in_flight:
                 request.note_worker_death(len(request.token_ids) + request.num_in_flight - 1)
         for request in running + waiting:
             request.num_in_flight = request.num_scored_tokens = 0
@@ -162,7 +165,10 @@ class Scheduler:
                 row_steps += np.array([drafts[s].size if s in drafts else 0 for s in slots.tolist()], np.int32)
             slots, row_steps = self._reserve_decode_blocks(plan, slots, row_steps, is_due)
             if drafts:
-                slots, row_steps = self._schedule_drafts(plan, slots, drafts)
+                budget = self.limits.max_num_batched_tokens // 2 - slots.size  # the other half is for prompts
+                chunks, slots, row_steps = plan_drafts(table, slots, drafts, budget)
+                plan.chunks += chunks
+                self.counters.num_draft_tokens += sum(chunk.token_ids.size - 1 for chunk in chunks)
             if not slots.size:
                 return
         plan.decode_slots, plan.row_steps = slots, row_steps
@@ -190,22 +196,6 @@ class Scheduler:
             return np.ones(slots.size, np.bool_)
         must_wait: NDArray[np.bool_] = (self.table.features[slots] & GRAMMAR) != 0
         return must_wait
-
-    def _schedule_drafts(self, plan: StepPlan, slots: Slots, drafts: dict[int, Int32s]) -> tuple[Slots, Int32s]:
-        """Turn rows with proposals into chunks that sample everywhere. Returns the rows that are left, a pass each."""
-        budget = self.limits.max_num_batched_tokens // 2 - slots.size  # the other half is for prompts
-        is_left = np.ones(slots.size, np.bool_)
-        for row, slot in enumerate(slots.tolist()):
-            if budget <= 0:
-                break  # a row whose proposals find no room is an ordinary one
-            if slot in drafts:
-                chunk = draft_chunk(self.table, slot, drafts[slot][:budget])
-                plan.chunks.append(chunk)
-                num_drafted = chunk.token_ids.size - 1
-                budget -= num_drafted
-                self.counters.num_draft_tokens += num_drafted
-                is_left[row] = False
-        return slots[is_left], np.ones(np.count_nonzero(is_left), np.int32)
 
     def _reserve_decode_blocks(
         self, plan: StepPlan, slots: Slots, row_steps: Int32s, is_due: NDArray[np.bool_]
@@ -248,11 +238,11 @@ class Scheduler:
                 break  # its newest tokens are still under way; they come with a step already sent
             if not self._may_join(request):
                 break
-            matched = self._match_prefix(request)
+            matched = self._blocks.match(request)
             num_cached = len(matched) * self.limits.block_size
             if not self.limits.enable_chunked_prefill and len(request.token_ids) - num_cached > budget:
                 break
-            blocks = self._take_prompt_blocks(request, matched)
+            blocks = self._blocks.take(request, matched, self._num_reserved_blocks)
             if blocks is None:
                 break
             self.waiting.pop()
@@ -269,43 +259,10 @@ class Scheduler:
             self._suspect = None
         return not (request.is_suspect and self.num_running)
 
-    def _match_prefix(self, request: Request) -> list[int]:
-        """Cached blocks of the request's tokens. At least one token is left to compute.
-
-        A prefix that another request is computing is not computed twice: a prompt that is not finished takes the whole
-        budget of a step, so nobody is admitted before its blocks are published.
-        """
-        num_usable = len(request.token_ids) - 1
-        if request.wants_prompt_logits:
-            # What the cache holds are keys and values; logits that nobody has seen yet must be computed.
-            num_usable = min(num_usable, request.num_scored_tokens)
-        return self.pool.match(self._hashes(request)[: num_usable // self.limits.block_size])
-
-    def _hashes(self, request: Request) -> list[bytes]:
-        """Content addresses of the full blocks of a waiting request, kept with it."""
-        if self.limits.enable_prefix_caching:
-            request.block_hashes = extend_block_hashes(
-                request.block_hashes, request.token_ids, self.limits.block_size, request.cache_salt
-            )
-        return request.block_hashes
-
-    def _take_prompt_blocks(self, request: Request, matched: list[int]) -> Int32s | None:
-        self.pool.acquire(matched)
-        held = np.array(matched, np.int32)
-        num_tokens = len(request.token_ids) - held.size * self.limits.block_size
-        fresh = self.pool.allocate(self._num_blocks(num_tokens)) if self._has_room(num_tokens) else None
-        if fresh is None:
-            self.pool.release(held)
-            return None
-        return np.concatenate((held, fresh))
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.limits.block_size)
-
-    def _has_room(self, num_tokens: int) -> bool:
-        # What the running rows will need soon stays free: admitting a request only to preempt it is waste.
-        num_reserved = self._decode_slots.size // self.limits.block_size + 1 if self.num_running else 0
-        return self._num_blocks(num_tokens) + num_reserved <= self.pool.num_available
+    @property
+    def _num_reserved_blocks(self) -> int:
+        """What the running rows will need soon stays free: admitting a request only to preempt it is waste."""
+        return self._decode_slots.size // self.limits.block_size + 1 if self.num_running else 0
 
     def _start(self, plan: StepPlan, request: Request, blocks: Int32s, num_cached: int) -> None:
         slot, table = self.table.place(request), self.table
@@ -343,7 +300,7 @@ class Scheduler:
             )
         )
         table.num_computed[slot] = end
-        self._publish(request, start // table.block_size, end // table.block_size)
+        self._blocks.publish_prompt(request, table.block_tables[slot], start, end)
         if is_last:
             self._prefilling.remove(request)
             self._decode_slots = np.append(self._decode_slots, np.intp(slot))
@@ -426,24 +383,8 @@ class Scheduler:
         num_confirmed = int(min(table.num_computed[slot], table.num_tokens[slot]))
         if table.has_drafts[slot]:  # it may end by a token that stands where another one was proposed and computed
             num_confirmed = int(table.num_tokens[slot]) - 1
-        blocks = table.held_blocks(slot)
-        if self.limits.enable_prefix_caching:
-            # Output blocks are hashed here, once, and not as they fill: a steady step pays nothing for the cache.
-            num_full = num_confirmed // table.block_size
-            request.block_hashes = extend_block_hashes(
-                request.block_hashes[:num_full],
-                table.token_ids[slot, : num_full * table.block_size],
-                table.block_size,
-                request.cache_salt,
-            )
-            self.pool.publish(blocks[:num_full], request.block_hashes)
+        self._blocks.release(request, table.held_blocks(slot), table.token_ids[slot, :num_confirmed])
         table.vacate(request)
-        self.pool.release(blocks)
-
-    def _publish(self, request: Request, first: int, end: int) -> None:
-        """Make blocks `first` to `end` of a running prompt findable (none, without caching: there are no hashes)."""
-        hashes = request.block_hashes[first:end]
-        self.pool.publish(self.table.block_tables[request.slot, first : first + len(hashes)], hashes)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, slots and rows agree. For tests."""

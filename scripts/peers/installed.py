@@ -68,15 +68,15 @@ class Peer:
         return EngineSpec(self.name, self.weights, command, self.workloads)
 
 
-# Its script runs one sequence at a time.
-_ALONE = frozenset({"w1", "w3"})
+# It shares no prefix between sequences: w4 would be w2 with longer prompts, for a minute.
+_NO_PREFIX = ALL - {"w4"}
 PEERS = (
     Peer("openvino-int8", "8-bit", "ov", "openvino_genai", "ov-int8", ALL, ("int8",)),
     Peer("openvino-bf16", "bf16", "ov", "openvino_genai", "ov-fp16", ALL, ("bf16",)),
-    Peer("llama-cpp-q4_1", "4-bit", "lcp", "llama_cpp", "", _ALONE, ("Q4_1",)),
-    Peer("llama-cpp-q4_k", "4-bit", "lcp", "llama_cpp", "gguf/q4_k.gguf", _ALONE, ("Q4_K",)),
-    Peer("llama-cpp-q8_0", "8-bit", "lcp", "llama_cpp", "gguf/q8_0.gguf", _ALONE, ("Q8_0",)),
-    Peer("llama-cpp-bf16", "bf16", "lcp", "llama_cpp", "gguf/bf16.gguf", _ALONE, ("bf16",)),
+    Peer("llama-cpp-q4_1", "4-bit", "lcp", "llama_cpp", "", _NO_PREFIX, ("Q4_1",)),
+    Peer("llama-cpp-q4_k", "4-bit", "lcp", "llama_cpp", "gguf/q4_k.gguf", _NO_PREFIX, ("Q4_K",)),
+    Peer("llama-cpp-q8_0", "8-bit", "lcp", "llama_cpp", "gguf/q8_0.gguf", _NO_PREFIX, ("Q8_0",)),
+    Peer("llama-cpp-bf16", "bf16", "lcp", "llama_cpp", "gguf/bf16.gguf", _NO_PREFIX, ("bf16",)),
     Peer("vllm-bf16", "bf16", "vllm", "vllm", "smollm2", ALL),
     Peer("transformers-bf16", "bf16", "hf", "transformers", "smollm2", OFFLINE),
 )

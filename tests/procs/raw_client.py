@@ -22,7 +22,9 @@ from procengine.messages import (
     Embedding,
     GetStats,
     Hello,
+    Lost,
     Outputs,
+    Received,
     Rejected,
     Stats,
     Submit,
@@ -33,7 +35,7 @@ from procengine.messages import (
 
 __all__ = ["RawClient", "body"]
 
-Message = Welcome | Rejected | Stats | Attached | Delta | Embedding
+Message = Welcome | Received | Rejected | Stats | Attached | Lost | Delta | Embedding
 
 
 def body(prompt: str | list[int] | None = None, *, max_tokens: int | None = 4, **fields: Any) -> dict[str, Any]:
@@ -175,6 +177,7 @@ class RawClient:
         while missing:
             new, seen = self.messages[seen:], len(self.messages)
             missing -= {id_ for m in new if (id_ := getattr(m, "request_id", "")) in missing and _ends(m, id_)}
+            missing.difference_update(*(m.request_ids for m in new if isinstance(m, Lost)))
             left_s = deadline_s - time.monotonic()
             assert left_s > 0, f"{len(missing)} requests did not end within {timeout_s:g} s: {sorted(missing)[:5]}"
             if missing:
@@ -220,4 +223,6 @@ class RawClient:
 def _ends(message: Message, request_id: str) -> bool:
     if isinstance(message, Rejected):
         return message.request_id == request_id
+    if isinstance(message, Lost):
+        return request_id in message.request_ids
     return isinstance(message, Delta | Embedding) and message.request_id == request_id and bool(message.finish_reason)

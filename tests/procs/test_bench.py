@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from procengine.bench.faults import FIGURES
 from procengine.bench.stages import STAGES
 from procengine.bench.startup import PHASES
 from tests.procs.harness import MAX_MODEL_LEN, Served, cli
@@ -46,6 +47,24 @@ def test_throughput_of_a_private_group(model: Path) -> None:
     assert figures["config"]["scheduler"]["max_num_seqs"] == 4
     assert figures["ttft_ms"]["p50"] <= figures["e2el_ms"]["p50"] <= 1e3 * figures["wall_s"]
     assert "lateness_ms" not in figures
+
+
+def test_depth_compares_each_variant_with_the_first(model: Path) -> None:
+    variants = ("--async-depth 1", "--decode-steps 4")
+    figures = figures_of(
+        *("depth", model, "--device", "mock", "--mock-step-ms", 1, "--max-num-seqs", 4),
+        *("--batch-sizes", "1,3", "--output-len", 24, "--runs", 1),
+        *(f"--variant={variant}" for variant in variants),
+    )
+    rows = figures["rows"]
+    assert [(row["batch_size"], row["name"]) for row in rows] == [(size, name) for size in (1, 3) for name in variants]
+    assert [row["ratio"] for row in rows[::2]] == [1.0, 1.0]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["tokens_per_s"] / rows[rows.index(row) // 2 * 2]["tokens_per_s"])
+        assert row["pass_ms"] >= 1 and 0 <= row["idle_share"] < 1
+        assert sum(row["idle_share_by_cause"].values()) == pytest.approx(row["idle_share"])
+        (run,) = row["runs"]
+        assert 8 <= run["num_passes"] <= 24 - 1 - 4, "without the prompt's, the first ones, and those of a late arrival"
 
 
 @pytest.mark.slow
@@ -178,3 +197,24 @@ def test_comparison_runs_both_sides_by_turns_each_in_its_own_tree() -> None:
 def test_comparison_shows_what_a_failing_run_said() -> None:
     done = bench("compare", "--a", "--num-steps 0", "--b", "--num-steps 1", "ipc", status=1)
     assert "a run of A ended with status 1:" in done.stderr and "--num-steps: must be at least 1, got 0" in done.stderr
+
+
+@pytest.mark.slow
+def test_deaths_are_noticed_and_streams_move_again(model: Path) -> None:
+    """Not how fast: the machine may be a slow one. The exit status says whether a figure is too large."""
+    done = subprocess.run(
+        cli("bench", "faults", model, "--device", "mock", "--runs", 2, "--json"),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    figures = json.loads(done.stdout)
+    expected = set(FIGURES) - {"model_restart"}
+    assert {name.removesuffix("_ms") for name in figures} - {"mode", "num_runs"} == expected
+    assert all(0 < figures[f"{name}_ms"]["p50"] <= figures[f"{name}_ms"]["max"] for name in expected)
+    assert (done.returncode == 1) == any(
+        most_ms is not None and name in expected and figures[f"{name}_ms"]["p50"] > most_ms
+        for name, (most_ms, _) in FIGURES.items()
+    )

@@ -11,8 +11,8 @@ import zmq
 
 from procengine import ipc
 from procengine.async_client import _Connection
-from procengine.client import connect_link
 from procengine.client_core import ClientCore
+from procengine.client_handshake import connect_link
 from procengine.groups import GroupInfo
 from procengine.messages import PROTOCOL_VERSION, Attached, Welcome, encode
 
@@ -52,7 +52,7 @@ def test_blocking_client(short_dir: Path) -> None:
 
 def test_async_client(short_dir: Path) -> None:
     async def shake_hands(group: GroupInfo) -> None:
-        connection = _Connection(group)
+        connection = _Connection(group, resubmits=True)
         await asyncio.wait_for(connection.shake_hands(), 10)
         assert connection.require_welcome().group == "g"
         connection.close()

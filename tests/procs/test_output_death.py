@@ -22,6 +22,7 @@ from tests.procs.test_worker_death import (
     SLOW,
     current_pids,
     expect_exact,
+    injected,
     kill,
     refusal,
     submit_load,
@@ -319,3 +320,56 @@ def test_too_many_deaths_are_the_end_and_everybody_hears_why(serve: Callable[...
         assert names
     assert group.finish() == 1
     assert "output died 3 times within 60 s (max_restarts is 2)" in group.log
+
+
+# Run by every Python of the group: the output process dies of the texts of some requests.
+KILLER = """
+import os, sys
+if "procengine.procs.output" in sys.orig_argv:
+    from procengine.choice import Choice
+    def deadly(name, method):
+        def call(self, *arguments):
+            found = method(self, *arguments)
+            if self.register.request_id == "poison " + name and self.register.prompt_token_ids:
+                os._exit(9)
+            return found
+        return call
+    Choice.__init__ = deadly("from the start", Choice.__init__)
+    Choice.next_delta = deadly("in its text", Choice.next_delta)
+    Choice.end_from_outside = deadly("in its end", Choice.end_from_outside)
+"""
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param("from the start", marks=pytest.mark.slow),
+        "in its text",
+        pytest.param("in its end", marks=pytest.mark.slow),
+    ],
+)
+def test_a_request_that_kills_output_processes_ends_and_all_others_live(
+    serve: Callable[..., Served], model: Path, tmp_path: Path, where: str
+) -> None:
+    """Two die of it knowing that it was at work on it; before that, one that notes nothing."""
+    group = serve(*SLOW, env=injected(tmp_path, KILLER))
+    old = dict(group.pids)
+    poison = f"poison {where}"
+    with attach(group) as raw:
+        names = submit_load(raw)
+        wait_tokens(raw, names, 5)
+        raw.submit(poison, body(as_ids(5), max_tokens=1000))
+        if where == "in its end":
+            wait_tokens(raw, [poison], 5)
+            raw.abort(poison)
+        end = raw.wait_end(poison, 30)
+        assert isinstance(end, Delta) and end.finish_reason == "error"
+        assert end.error == "the output process died again and again while it was at work on this request"
+        expect_exact(raw, names)
+        expect_texts(raw, names, model)
+        assert raw.num_ends(poison) == 1
+        again = submit_load(raw, "again")
+        expect_exact(raw, again)
+        pids = current_pids(group)
+        assert {role for role, pid in pids.items() if pid != old[role]} == {"output"}
+    assert group.log.count("output is restarted") == 3

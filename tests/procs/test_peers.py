@@ -17,6 +17,7 @@ import pytest
 
 from procengine.bench.peers.answers import EngineError
 from procengine.bench.peers.loads import WORKLOADS, Load, PromptSource, Workload
+from procengine.bench.peers.other_load import OtherLoad
 from procengine.bench.peers.process import EngineProcess
 from procengine.bench.peers.results import EngineResult, EngineSpec
 from procengine.bench.peers.session import Limits, run_session
@@ -89,7 +90,7 @@ def fake(folder: Path, name: str, mood: str, workloads: str = "w2 w3") -> Engine
 def run_fakes(folder: Path, *specs: EngineSpec, workloads: str = "w2 w3") -> dict[str, EngineResult]:
     chosen: list[Workload] = [WORKLOADS[name] for name in workloads.split()]
     progress: list[str] = []
-    results = run_session(specs, chosen, 3, PromptSource(TEXT, 0), folder, LIMITS, progress.append)
+    results = run_session(specs, chosen, range(3), PromptSource(TEXT, 0), folder, LIMITS, progress.append)
     for file in folder.glob("*.pids"):
         for pid in map(int, file.read_text().split()):
             wait_until(lambda pid=pid: not is_running(pid), f"{file.stem} has ended")  # type: ignore[misc]
@@ -122,7 +123,9 @@ def test_engines_alternate_and_one_that_spins_is_stopped_while_the_other_runs(tm
     assert "T" not in {entry["states"]["ours"] for entry in journal if entry["name"] == "spinner"}
     assert (ours.version, ours.precision, ours.error) == ("1.2", "int8", None)
     assert ours.peak_rss_mib > 1
-    assert [run["wall_s"] for run in ours.runs_by_workload["w2"] if run is not None] == [0.5] * 3
+    runs = [run for run in ours.runs_by_workload["w2"] if run is not None]
+    assert [run["wall_s"] for run in runs] == [0.5] * 3
+    assert all(run["others_cores"] >= 0 for run in runs)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,7 @@ def test_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     specs = [fake(tmp_path, name, "is calm") for name in ("a", "b")]
-    results = run_session(specs, [WORKLOADS["w3"]], 3, PromptSource(TEXT, 0), tmp_path, LIMITS, interrupt)
+    results = run_session(specs, [WORKLOADS["w3"]], range(3), PromptSource(TEXT, 0), tmp_path, LIMITS, interrupt)
     assert [len(result.runs_by_workload["w3"]) for result in results] == [1, 2]
     assert all(result.error is None for result in results)
     for pid in (int((tmp_path / f"{name}.pids").read_text()) for name in ("a", "b")):
@@ -217,3 +220,14 @@ def test_script_skips_what_is_not_installed_and_measures_a_group(model: Path, tm
         for run in engine["runs_by_workload"]["w5"]:
             assert run["num_output_tokens"] == 64 * 64 and run["peak_concurrency"] <= 16
             assert run["num_cached_tokens"] == 0
+
+
+def test_load_of_others_is_what_neither_engine_nor_comparison_use(tmp_path: Path) -> None:
+    with started(fake(tmp_path, "spinner", "spins"), tmp_path) as process:
+        process.wait_ready(60)
+        of_a_stranger = OtherLoad(lambda: 0.0)
+        begin_s = process.cpu_s()
+        wait_until(lambda: process.cpu_s() > begin_s + 0.5, "it has used half a second")
+        assert of_a_stranger.cores() > 0
+    used = iter([0.0, 1e9])  # of an engine that says it used far more than there is
+    assert OtherLoad(lambda: next(used)).cores() == 0.0

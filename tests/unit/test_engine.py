@@ -129,7 +129,7 @@ class Group:
         while self.receive():
             pass
         self.told += self.recent_results.of_worker(rank)
-        self.told += self.engine.lose_worker(rank)
+        self.told += self.engine.lose_worker(rank, self.epochs[rank])
         self.epochs[rank] += 1
         self.workers[rank] = SimulatedWorker(self.limits, self.truth, rank=rank, epoch=self.epochs[rank])
 
@@ -232,9 +232,9 @@ class OutputSide:
         match message:
             case Register():
                 self._ask_for(self.outputs.register(message))
-            case Admitted(keys, counts):
-                for key, count in zip(keys, counts, strict=True):
-                    self.outputs.admit(key, count)
+            case Admitted(keys, counts, _, num_preemptions):
+                for admission in zip(keys, counts, num_preemptions, strict=True):
+                    self.outputs.admit(*admission)
             case Finish(key, reason, error):
                 ended = self.outputs.finish(key, reason, error)
                 self._ended_items += ended[1] if ended else []
@@ -594,6 +594,39 @@ def test_a_request_whose_end_cannot_be_told_again_ends_with_an_error() -> None:
     assert (end.finish_reason, end.error) == ("error", "the results of this request were lost")
 
 
+def test_a_request_at_whose_text_output_processes_die_ends_and_is_not_told_again() -> None:
+    group = Group()
+    bad, _ = (group.submit(name, [LETTERS[0]], max_tokens=40) for name in ("bad", "good"))
+    for _ in range(6):
+        group.pump()
+        group.receive()
+    group.engine.blame_for_output_death(bad.key)
+    assert {item.request_id: item.finish_reason for item in retell(group, TextOutputs(TOKENIZER))} == {
+        "bad": None,
+        "good": None,
+    }
+    group.engine.blame_for_output_death(bad.key)
+    assert not group.engine.is_running(b"c", "bad")
+    items = {item.request_id: item for item in retell(group, TextOutputs(TOKENIZER))}
+    assert (items["bad"].finish_reason, items["bad"].text, items["bad"].token_ids) == ("error", "", [])
+    assert "output process died" in str(items["bad"].error)
+    assert items["good"].finish_reason is None and items["good"].token_ids
+    group.engine.deliver([bad.key])
+    group.run()
+    assert group.engine.num_unfinished == 0
+
+
+def test_a_request_whose_end_was_not_delivered_may_be_the_cause_too() -> None:
+    group = Group()
+    bad = group.submit("bad", [1], max_tokens=2)
+    group.run()
+    assert group.engine.num_undelivered == 1
+    for key in (bad.key, bad.key, 77, 77):
+        group.engine.blame_for_output_death(key)
+    (end,) = retell(group, TextOutputs(TOKENIZER))
+    assert (end.request_id, end.finish_reason) == ("bad", "error")
+
+
 # --- which worker
 
 
@@ -626,8 +659,8 @@ def test_admitted_message_tells_who_starts_and_how_much_was_cached() -> None:
     group.submit("b", prompt, max_tokens=1)
     group.run()
     assert [message for message in group.told if isinstance(message, Admitted)] == [
-        Admitted([0], [0]),
-        Admitted([1], [32]),
+        Admitted([0], [0], 0, (0,)),
+        Admitted([1], [32], 0, (0,)),
     ]
 
 

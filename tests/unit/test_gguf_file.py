@@ -127,6 +127,23 @@ def string(text: str) -> bytes:
         (header(num_tensors=1, body=string("t") + struct.pack("<IQIQ", 1, 33, 8, 0)), "'t'.*blocks"),
         (header(num_tensors=1, body=string("t") + struct.pack("<IQIQ", 1, 4, 0, 0)), "'t'.*beyond the end"),
         (header(num_tensors=1, body=string("t") + struct.pack("<I", 1000)), "'t'.*1000 dimensions"),
+        (
+            header(num_keys=1, body=string("general.alignment") + struct.pack("<II", 4, 1)),
+            "alignment is 1, not a power",
+        ),
+        (header(num_keys=2, body=2 * (string("k") + struct.pack("<II", 4, 1))), "'k' is there twice"),
+        (header(num_tensors=1, body=string("t") + struct.pack("<IQIQ", 1, 4, 0, 4) + b"\0" * 64), "'t'.*offset 4"),
+        (
+            header(
+                num_tensors=2,
+                body=string("t")
+                + struct.pack("<IQIQ", 1, 16, 0, 0)
+                + string("u")
+                + struct.pack("<IQIQ", 1, 4, 0, 32)
+                + b"\0" * 128,
+            ),
+            "'u' overlaps",
+        ),
     ],
 )
 def test_malformed_files(tmp_path: Path, data: bytes, message: str) -> None:

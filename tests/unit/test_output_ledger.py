@@ -76,11 +76,12 @@ def test_one_with_too_many_tokens_is_not_kept() -> None:
 
 def test_admissions_are_told_again_in_one_message() -> None:
     ledger = ledger_of(0, 1)
-    ledger.admit(Admitted([0, 1], [16, 0], 5))
-    ledger.admit(Admitted([0], [32], 7))  # it was preempted in between
+    ledger.admit(Admitted([0, 1], [16, 0], 5, (0, 0)))
+    ledger.admit(Admitted([0], [32], 7, (1,)))  # it was preempted in between
+    ledger.admit(Admitted([0], [32], 9, (1,)))  # and its worker died
     entries = dict(ledger.running())
-    assert entries[0].admitted(0) == Admitted([0, 0], [16, 16], 5)
-    assert entries[1].admitted(1) == Admitted([1], [0], 5)
+    assert entries[0].admitted(0) == Admitted([0], [16], 5, (1,))
+    assert entries[1].admitted(1) == Admitted([1], [0], 5, (0,))
     ledger.register(register(2))
     assert dict(ledger.running())[2].admitted(2) is None
 
@@ -92,3 +93,26 @@ def test_ends_from_outside_and_wishes_are_remembered() -> None:
     ledger.end(1, tokens(3), Finish(1, "abort"))
     assert ledger.wants_logprobs
     assert [entry.finish for _, entry in ledger.ended()] == [Finish(1, "abort")]
+
+
+def test_nothing_of_a_condemned_request_is_told_but_whose_it_was_and_its_end() -> None:
+    ledger = ledger_of(0, 1, max_tokens=10)
+    ledger.register(
+        Register(2, b"c", "r2", 3, "generate", [1, 2], 9, stop=("x",), echo=True, num_logprobs=1, output_kind="final")
+    )
+    ledger.end(2, tokens(6))
+    finish = Finish(2, "error", "why")
+    ledger.condemn(finish)
+    ((key, entry),) = ledger.ended()
+    assert (key, entry.finish, entry.is_condemned, entry.token_ids.size, entry.wants_logprobs) == (
+        2,
+        finish,
+        True,
+        0,
+        False,
+    )
+    bare = Register(2, b"c", "r2", 3, "generate", [], 9, detokenize=False, output_kind="final")
+    assert entry.registered == encode(bare)
+    ledger.end(0, tokens(10))
+    assert ended_keys(ledger) == [2, 0], "its tokens do not count any more"
+    ledger.condemn(Finish(77, "error", "of a request that is not kept"))

@@ -116,6 +116,16 @@ def test_deltas_joined_are_the_text_and_the_last_one_alone_is_terminal(batch: in
     assert client.outputs.num_unfinished == 0
 
 
+def test_whose_text_is_worked_on_is_noted_before_it_is() -> None:
+    client = Client(register(3), register(4), register(5))
+    for key in (4, 3):
+        client.outputs.take_result(*result([(key, 0, ids("a")[0])]))
+    noted: list[int] = []
+    taken = client.outputs.take_items(0, noted.append)
+    assert [item.key for item in taken.items_by_client[b"c"]] == [4, 3]
+    assert noted == [4, 3, -1]
+
+
 def test_many_steps_merge_into_one_delta_a_request() -> None:
     client = Client(register(0), register(1), register(2, client=b"d"))
     for count, character in enumerate("abc"):

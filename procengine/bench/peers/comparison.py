@@ -45,12 +45,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A target and what was found: the best peer, the best entry of procengine, their ratios."""
+    """A target and what was found: the best peer, the best entry of procengine, their ratios.
+
+    Attributes:
+        first_ratios: of the first entry of procengine against the same peer; empty if it is of another class.
+    """
 
     target: Target
     ours: Row | None
     peer: Row | None
     ratios: tuple[float, ...]
+    first_ratios: tuple[float, ...] = ()
 
     @property
     def is_met(self) -> bool | None:
@@ -145,9 +150,17 @@ def _judge(target: Target, workload: Workload, figure: Figure, results: Sequence
     peer = _best([row for row in in_class if not row.is_ours], figure)
     if ours is None or peer is None:
         return Verdict(target, ours, peer, ())
-    result_by_name = {result.spec.name: result for result in results}
-    a, b = (_series(result_by_name[row.engine], workload, figure) for row in (ours, peer))
-    return Verdict(target, ours, peer, _pair_ratios(a, b, figure))
+    series_by_name = {result.spec.name: _series(result, workload, figure) for result in results}
+    theirs = series_by_name[peer.engine]
+    first = next(result.spec for result in results if result.spec.is_ours)
+    is_in_class = target.weights in (None, first.weights)
+    return Verdict(
+        target,
+        ours,
+        peer,
+        _pair_ratios(series_by_name[ours.engine], theirs, figure),
+        _pair_ratios(series_by_name[first.name], theirs, figure) if is_in_class else (),
+    )
 
 
 def _best(rows: Sequence[Row], figure: Figure) -> Row | None:
@@ -193,7 +206,10 @@ def _figure_table(workload: Workload, figure: Figure, rows: Sequence[Row]) -> st
 
 def _target_table(verdicts: Sequence[Verdict], workloads: Sequence[Workload]) -> str:
     units = {(workload.name, figure.path): figure.unit for workload in workloads for figure in workload.figures}
-    head = ("target", "weights", "best peer", "median", "procengine", "median", "better by", "min .. max", "wanted", "")
+    head = (
+        *("target", "weights", "best peer", "median", "procengine", "median"),
+        *("better by", "min .. max", "first entry by", "wanted", ""),
+    )
     return "Best peers and targets\n" + _aligned([head, *(_target_row(one, units) for one in verdicts)], num_left=3)
 
 
@@ -209,6 +225,7 @@ def _target_row(verdict: Verdict, units: Mapping[tuple[str, str], str]) -> tuple
         _number(median(ours.values)) if ours else _MISSING,
         _times(median(verdict.ratios)) if verdict.ratios else _MISSING,
         _range(verdict.ratios, _times),
+        _times(median(verdict.first_ratios)) if verdict.first_ratios else _MISSING,
         wanted,
         {True: "met", False: "missed", None: "not measured"}[verdict.is_met],
     )

@@ -85,6 +85,10 @@ class EngineProcess:
             self._signal_all(signal.SIGCONT)
             self._is_paused = False
 
+    def cpu_s(self) -> float:
+        """CPU time that it and all below it have used; what has ended does not count."""
+        return sum(map(cpu_seconds, self._pids()))
+
     def busy_share(self, seconds: float) -> float:
         """CPU time that it uses during the next seconds, in cores; asked while it has nothing to do."""
         pids = self._pids()

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["EngineResult", "EngineSpec"]
+__all__ = ["OTHERS", "EngineResult", "EngineSpec"]
+
+OTHERS: Final = "others_cores"  # among the figures of a run: cores that neither the engine nor the comparison used
 
 
 @dataclass(frozen=True, slots=True)

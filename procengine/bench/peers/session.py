@@ -15,12 +15,14 @@ from typing import Any, Final
 
 from procengine.bench.peers.answers import EngineError, figures_of
 from procengine.bench.peers.loads import Load, PromptSource, Workload, make_load, warmup_load
+from procengine.bench.peers.other_load import OtherLoad
 from procengine.bench.peers.process import EngineProcess
-from procengine.bench.peers.results import EngineResult, EngineSpec
+from procengine.bench.peers.results import OTHERS, EngineResult, EngineSpec
 
 __all__ = ["Limits", "run_order", "run_session"]
 
 _MAX_IDLE_SHARE: Final = 0.05  # cores
+_WATCH_S: Final = 0.3
 _NOT_A_NAME: Final = re.compile(r"[^\w.-]+")  # options are part of a name, and may hold paths
 
 
@@ -33,12 +35,15 @@ class Limits:
         run_s: for one run of one engine.
         idle_s: how long an engine is watched, after it has warmed up, for what it uses when it has nothing to do.
         settle_s: between two runs, for threads that spin a while after their work.
+        max_others: cores that others may use: a run waits for it, for `quiet_wait_s` at most; None: it does not wait.
     """
 
     start_s: float = 600.0
     run_s: float = 900.0
     idle_s: float = 1.0
     settle_s: float = 0.3
+    max_others: float | None = None
+    quiet_wait_s: float = 30.0
 
 
 def run_order(names: Sequence[str], number: int) -> list[str]:
@@ -49,19 +54,19 @@ def run_order(names: Sequence[str], number: int) -> list[str]:
 def run_session(
     specs: Sequence[EngineSpec],
     workloads: Sequence[Workload],
-    num_runs: int,
+    run_numbers: Sequence[int],
     source: PromptSource,
     logs: Path,
     limits: Limits,
     progress: Callable[[str], None],
 ) -> list[EngineResult]:
-    """Load all engines, then `num_runs` runs of each work load by turns, on prompts that are new in each run.
+    """Load all engines, then one run of each work load for each number, by turns, on prompts that are new in each run.
 
     An interrupt (Ctrl-C) ends the runs; what was measured until then counts.
     """
     with _started(specs, source, logs, limits, progress) as seats:
         try:
-            for number in range(num_runs):
+            for number in run_numbers:
                 for workload in workloads:
                     _take_turns(seats, workload, number, make_load(workload, source, seed=number), limits, progress)
         except KeyboardInterrupt:
@@ -114,7 +119,10 @@ class _Seat:
         if self.process is None or workload.name not in self.result.spec.workloads:
             return None
         with self._dropping_out():
+            self._wait_for_quiet(limits)
+            others = OtherLoad(self.process.cpu_s)
             figures = figures_of(load, self.process.run(load, limits.run_s))
+            figures[OTHERS] = others.cores()
             self._leave_cores(limits)
             return figures
         return None
@@ -124,7 +132,10 @@ class _Seat:
         name = self.result.spec.name
         if figures is None:
             return f"{name}: {'-' if self.result.error is None else self.result.error.splitlines()[0]}"
-        return f"{name}: {figures['wall_s']:.2f} s, {figures['output_tokens_per_s']:.1f} output tok/s"
+        return (
+            f"{name}: {figures['wall_s']:.2f} s, {figures['output_tokens_per_s']:.1f} output tok/s, "
+            f"others used {figures[OTHERS]:.2f} cores"
+        )
 
     def note_memory(self) -> None:
         """Before it ends."""
@@ -135,6 +146,15 @@ class _Seat:
         """End it."""
         if self.process is not None:
             self.process.close()
+
+    def _wait_for_quiet(self, limits: Limits) -> None:
+        assert self.process is not None
+        deadline_s = time.monotonic() + limits.quiet_wait_s
+        while limits.max_others is not None and time.monotonic() < deadline_s:
+            others = OtherLoad(self.process.cpu_s)
+            time.sleep(_WATCH_S)
+            if others.cores() <= limits.max_others:
+                break
 
     def _leave_cores(self, limits: Limits) -> None:
         assert self.process is not None

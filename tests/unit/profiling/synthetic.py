@@ -42,6 +42,7 @@ class Recorder:
         epoch: int = 0,
         micro_step: int = 0,
         num_rows: int = 1,
+        num_tokens: int | None = None,
         num_running: int = 1,
         num_waiting: int = 0,
         num_free_blocks: int = 0,
@@ -77,6 +78,8 @@ class Recorder:
                     )
                 continue
             counts = {} if kind is RecordKind.RESULT_SENT else {"num_rows": num_rows}
+            if kind is RecordKind.STEP_RUN:
+                counts["num_tokens"] = num_rows if num_tokens is None else num_tokens
             self.add(kind, step_id, **values, micro_step=micro_step, **counts)
 
     def tables(self, num_lost: int = 0) -> SpanTables:

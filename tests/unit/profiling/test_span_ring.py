@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from procengine.profiling.records import COLUMNS, RecordKind, id_words, request_id_of
-from procengine.profiling.span_ring import NUM_VALUES, SpanArena, make_arena, read_arena
+from procengine.profiling.span_ring import NOBODY, NUM_VALUES, SpanArena, make_arena, read_arena, take_noted_key
 
 CAPACITY = 16
 
@@ -132,3 +132,24 @@ def test_every_kind_has_columns_that_fit() -> None:
 @pytest.mark.parametrize("request_id", ["", "r1", "ünï", "x" * 64, "y" * 100])
 def test_request_ids_ride_along(request_id: str) -> None:
     assert request_id_of(id_words(request_id)) == request_id[:64]
+
+
+def test_what_a_dead_process_was_at_work_on_is_known_once(fd: int) -> None:
+    assert take_noted_key(fd) == NOBODY
+    arena = SpanArena(fd)
+    arena.note_key(0)
+    assert take_noted_key(fd) == 0
+    assert take_noted_key(fd) == NOBODY
+    arena.note_key(2**40)
+    arena.note_key(NOBODY)
+    assert take_noted_key(fd) == NOBODY
+
+
+def test_without_rings_records_are_dropped_and_keys_noted() -> None:
+    fd = make_arena("test", 0)
+    arena = SpanArena(fd)
+    arena.writer("loop").record(1, 2, 3)
+    arena.note_key(9)
+    assert read_arena(fd) == []
+    assert take_noted_key(fd) == 9
+    os.close(fd)

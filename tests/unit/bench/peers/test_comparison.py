@@ -104,11 +104,13 @@ def test_best_of_ours_counts_where_any_precision_will_do() -> None:
     found = verdict_of(results, "w4", None)
     assert found.ours is not None and found.ours.engine == "us int8"
     assert found.ratios == (1.3,) and found.is_met is True
+    assert found.first_ratios == pytest.approx((2.6 / 3.0,)), "what one gets without asking for a precision"
 
 
 def test_target_without_a_pair_is_not_measured() -> None:
     results = [engine("us", "bf16", True, w2=rates(100)), engine("peer", "8-bit", w2=rates(10))]
     assert verdict_of(results, "w2", "bf16").is_met is None
+    assert verdict_of(results, "w2", "bf16").first_ratios == ()
     assert verdict_of(results, "w2", None).is_met is True
     assert all(one.is_met is None for one in judge_targets(results, [POISSON]))
 
@@ -134,4 +136,4 @@ def test_tables_show_everybody_and_who_failed() -> None:
     assert "1.250" in text and "1.00 (stopped)" in text and "broken failed: it has ended" in text
     assert "w4" in text and "nobody has it" in text and "not measured" in text
     line = next(line for line in text.splitlines() if line.startswith("w2 output tok/s  bf16"))
-    assert " ".join(line.split()) == "w2 output tok/s bf16 peer 80.0 us 100.0 1.250 1.250 .. 1.250 >= 1.2 x met"
+    assert " ".join(line.split()) == "w2 output tok/s bf16 peer 80.0 us 100.0 1.250 1.250 .. 1.250 1.250 >= 1.2 x met"

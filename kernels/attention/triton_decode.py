@@ -1,0 +1,188 @@
+"""Attention of rows with one query each over the paged cache, in Triton.
+
+Owns: the two kernels and their launch. Never does: wait for the device.
+
+A context is cut into splits of one fixed size, so that a few long rows occupy the whole device, and a second kernel
+joins them ("flash-decoding"). The size depends on the block table's width and on nothing in the batch: a row's result
+is the same, bit by bit, whatever it is computed with. A launch has as many programs as the longest row needs; those
+beyond a row's end stop at once, so that a captured graph serves all lengths.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from procengine.kernels.attention.triton_tiles import accumulate, scores
+
+__all__ = ["decode_attention"]
+
+_MIN_SPLIT = 512
+_MAX_SPLITS = 64
+_BLOCK_N = 64
+_MIN_DOT = 16  # the smallest side of a matrix product
+
+
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    seq_lens: Tensor,
+    block_tables: Tensor,
+    out: Tensor,
+    *,
+    max_seq_len: int,
+    scale: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> None:
+    """Fills `out`, [R, H, D]. q: [R, H, D]; seq_lens: int32 [R]; block_tables: int32 [R, blocks]."""
+    num_rows, num_heads, head_dim = q.shape
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    group = num_heads // num_kv_heads
+    assert q.stride()[1:] == (head_dim, 1)
+    assert k_cache.is_contiguous()
+    assert v_cache.is_contiguous()
+    capacity = block_tables.shape[1] * block_size
+    split = triton.cdiv(max(_MIN_SPLIT, triton.cdiv(capacity, _MAX_SPLITS)), _BLOCK_N) * _BLOCK_N
+    num_splits = triton.cdiv(max_seq_len, split)
+    is_whole = num_splits == 1
+    partial = out if is_whole else torch.empty((num_splits, *q.shape), dtype=torch.float32, device=q.device)
+    sums = torch.empty((num_splits, num_rows, num_heads), dtype=torch.float32, device=q.device)
+    _decode_kernel[(num_rows, num_kv_heads, num_splits)](
+        q,
+        k_cache,
+        v_cache,
+        seq_lens,
+        block_tables,
+        partial,
+        sums,
+        q.stride(0),
+        partial.stride(-3),
+        block_tables.stride(0),
+        num_rows,
+        num_heads,
+        scale,
+        sliding_window or 0,
+        softcap or 1.0,
+        split,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        HAS_SOFTCAP=softcap is not None,
+        IS_WHOLE=is_whole,
+        BLOCK_M=max(_MIN_DOT, triton.next_power_of_2(group)),
+        BLOCK_N=_BLOCK_N,
+        BLOCK_D=max(_MIN_DOT, triton.next_power_of_2(head_dim)),
+    )
+    if not is_whole:
+        _join_kernel[(num_rows, num_heads)](
+            partial,
+            sums,
+            out,
+            out.stride(0),
+            num_rows,
+            num_heads,
+            num_splits,
+            HEAD_DIM=head_dim,
+            BLOCK_S=triton.next_power_of_2(num_splits),
+            BLOCK_D=triton.next_power_of_2(head_dim),
+        )
+
+
+@triton.jit
+def _decode_kernel(
+    q: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    seq_lens: tl.tensor,
+    block_tables: tl.tensor,
+    partial: tl.tensor,
+    sums: tl.tensor,
+    q_stride: tl.tensor,
+    partial_stride: tl.tensor,
+    table_stride: tl.tensor,
+    num_rows: tl.tensor,
+    num_heads: tl.tensor,
+    scale: tl.tensor,
+    window: tl.tensor,
+    softcap: tl.tensor,
+    split: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> None:
+    row, kv_head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    seq_len = tl.load(seq_lens + row)
+    first = part * split
+    last = tl.minimum(first + split, seq_len)
+    lowest = first
+    if window > 0:
+        lowest = tl.maximum(first, seq_len - window)
+        first = tl.maximum(first, lowest // BLOCK_N * BLOCK_N)
+
+    members = tl.arange(0, BLOCK_M)  # the query heads of this kv head
+    columns = tl.arange(0, BLOCK_D)
+    is_column = columns < HEAD_DIM
+    heads = kv_head * GROUP + members
+    is_query = (members < GROUP)[:, None] & is_column[None, :]
+    queries = tl.load(q + row * q_stride + heads[:, None] * HEAD_DIM + columns[None, :], mask=is_query, other=0.0)
+    num_kv_heads = num_heads // GROUP
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(first, last, BLOCK_N):
+        positions = start + tl.arange(0, BLOCK_N)
+        is_seen = (positions >= lowest) & (positions < last)
+        blocks = tl.load(block_tables + row * table_stride + positions // BLOCK_SIZE, mask=is_seen, other=0)
+        slots = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+        places = (slots * num_kv_heads + kv_head) * HEAD_DIM
+        is_loaded = is_seen[:, None] & is_column[None, :]  # what lies beyond may be another request's NaN
+        keys = tl.load(k_cache + places[:, None] + columns[None, :], mask=is_loaded, other=0.0)
+        values = tl.load(v_cache + places[:, None] + columns[None, :], mask=is_loaded, other=0.0)
+        score = scores(queries, tl.trans(keys.to(queries.dtype)), scale, softcap, HAS_SOFTCAP)
+        acc, highest, total = accumulate(acc, highest, total, score, is_seen[None, :], values.to(queries.dtype))
+
+    is_empty = total == 0.0
+    result = acc / tl.where(is_empty, 1.0, total)[:, None]
+    at = row * partial_stride
+    if not IS_WHOLE:
+        at = (part * num_rows + row) * partial_stride
+        log_sum = tl.where(is_empty, float("-inf"), highest + tl.log(tl.where(is_empty, 1.0, total)))
+        tl.store(sums + (part * num_rows + row) * num_heads + heads, log_sum, mask=members < GROUP)
+    target = partial + at + heads[:, None] * HEAD_DIM + columns[None, :]
+    tl.store(target, result.to(partial.dtype.element_ty), mask=is_query)
+
+
+@triton.jit
+def _join_kernel(
+    partial: tl.tensor,
+    sums: tl.tensor,
+    out: tl.tensor,
+    out_stride: tl.tensor,
+    num_rows: tl.tensor,
+    num_heads: tl.tensor,
+    num_splits: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> None:
+    """The splits of a row, each with the logarithm of its sum of weights; a split that saw nothing has -inf."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    parts, columns = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    is_part, is_column = parts < num_splits, columns < HEAD_DIM
+    places = (parts * num_rows + row) * num_heads + head
+    log_sums = tl.load(sums + places, mask=is_part, other=float("-inf"))
+    weights = tl.exp(log_sums - tl.max(log_sums, axis=0))
+    is_loaded = is_part[:, None] & is_column[None, :]
+    results = tl.load(partial + places[:, None] * HEAD_DIM + columns[None, :], mask=is_loaded, other=0.0)
+    joined = tl.sum(results * weights[:, None], axis=0) / tl.sum(weights, axis=0)
+    target = out + row * out_stride + head * HEAD_DIM + columns
+    tl.store(target, joined.to(out.dtype.element_ty), mask=is_column)

@@ -1,0 +1,173 @@
+"""Every message that crosses a socket, and one typed decoder a receiving end.
+
+Owns: the wire format (docs/PROTOCOL.md describes it; golden-bytes tests pin it). Never does: open a socket.
+Messages are MessagePack arrays whose first element is the tag. New fields go last, with defaults. Bulk arrays travel as
+a second frame beside a header (`StepInput`, `StepResult`, `EmbedInput`, `EmbedResult`); `procengine.step_payload`
+cuts those frames into named sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from procengine.messages.base import PROTOCOL_VERSION
+from procengine.messages.clients import (
+    Abort,
+    Attach,
+    Attached,
+    Delta,
+    Embedding,
+    GetStats,
+    Hello,
+    Lost,
+    Outputs,
+    Received,
+    Rejected,
+    RequestTimes,
+    Stats,
+    Submit,
+    TokenLogprobs,
+    Welcome,
+)
+from procengine.messages.control import (
+    ChildStats,
+    Drain,
+    Drained,
+    Ended,
+    EndGroup,
+    Failed,
+    FrontendLost,
+    GetStatus,
+    Leave,
+    OutputLost,
+    ProcessStatus,
+    Query,
+    Ready,
+    Restart,
+    Restarted,
+    RetireWorker,
+    Shutdown,
+    Status,
+    Stays,
+    WorkerHung,
+    WorkerLost,
+    WorkerRetired,
+)
+from procengine.messages.output import (
+    Admitted,
+    ClientGone,
+    Delivered,
+    Finish,
+    Register,
+    Replay,
+    Resume,
+    Resync,
+    TextStop,
+)
+from procengine.messages.steps import Begin, EmbedInput, EmbedResult, StepInput, StepResult, WorkerReady
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "UNREADABLE",
+    "Abort",
+    "Admitted",
+    "Attach",
+    "Attached",
+    "Begin",
+    "ChildStats",
+    "ClientGone",
+    "Delivered",
+    "Delta",
+    "Drain",
+    "Drained",
+    "EmbedInput",
+    "EmbedResult",
+    "Embedding",
+    "EndGroup",
+    "Ended",
+    "Failed",
+    "Finish",
+    "FromChild",
+    "FromFrontend",
+    "FromSupervisor",
+    "FrontendLost",
+    "GetStats",
+    "GetStatus",
+    "Hello",
+    "Leave",
+    "Lost",
+    "OutputLost",
+    "Outputs",
+    "ProcessStatus",
+    "Query",
+    "Ready",
+    "Received",
+    "Register",
+    "Rejected",
+    "Replay",
+    "RequestTimes",
+    "Restart",
+    "Restarted",
+    "Resume",
+    "Resync",
+    "RetireWorker",
+    "Shutdown",
+    "Stats",
+    "Status",
+    "Stays",
+    "StepInput",
+    "StepResult",
+    "Submit",
+    "TextStop",
+    "TokenLogprobs",
+    "Welcome",
+    "WorkerHung",
+    "WorkerLost",
+    "WorkerReady",
+    "WorkerRetired",
+    "decode_ended",
+    "decode_from_client",
+    "decode_from_control_peer",
+    "decode_from_frontend",
+    "decode_from_output",
+    "decode_from_output_peer",
+    "decode_from_supervisor",
+    "decode_from_worker",
+    "decode_restarted",
+    "decode_status",
+    "decode_step",
+    "decode_to_client",
+    "encode",
+]
+
+encode = msgspec.msgpack.Encoder().encode
+
+# What a decoder raises for bytes that are no message of its union; the second is for those that nest too deep.
+UNREADABLE = (msgspec.DecodeError, RecursionError)
+
+FromClient = Hello | Submit | Abort | GetStats
+ToClient = Welcome | Received | Rejected | Stats | Attached | Lost | Outputs
+FromFrontend = Register | Admitted | Finish | Replay | Resume
+FromOutput = TextStop | ClientGone | Resync | Delivered
+Step = StepInput | EmbedInput
+ToWorker = Begin | Step
+FromWorker = WorkerReady | StepResult | EmbedResult
+FromSupervisor = Query | Drain | WorkerLost | OutputLost | FrontendLost | RetireWorker | Leave | Shutdown
+FromChild = Ready | Failed | ChildStats | Drained | WorkerHung | WorkerRetired | Stays
+FromControlPeer = FromChild | GetStatus | Restart | EndGroup
+
+
+decode_from_client: Callable[[bytes], FromClient] = msgspec.msgpack.Decoder(FromClient).decode
+decode_from_output_peer: Callable[[bytes], Attach] = msgspec.msgpack.Decoder(Attach).decode
+decode_to_client: Callable[[bytes], ToClient] = msgspec.msgpack.Decoder(ToClient).decode
+decode_from_frontend: Callable[[bytes], FromFrontend] = msgspec.msgpack.Decoder(FromFrontend).decode
+decode_from_output: Callable[[bytes], FromOutput] = msgspec.msgpack.Decoder(FromOutput).decode
+decode_step: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
+decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
+decode_from_supervisor: Callable[[bytes], FromSupervisor] = msgspec.msgpack.Decoder(FromSupervisor).decode
+decode_from_control_peer: Callable[[bytes], FromControlPeer] = msgspec.msgpack.Decoder(FromControlPeer).decode
+decode_restarted: Callable[[bytes], Restarted] = msgspec.msgpack.Decoder(Restarted).decode
+decode_ended: Callable[[bytes], Ended] = msgspec.msgpack.Decoder(Ended).decode
+decode_status: Callable[[bytes], Status] = msgspec.msgpack.Decoder(Status).decode

@@ -1,0 +1,88 @@
+"""Compiles every Triton kernel for a GPU that need not be there, and says what it takes. Run as a program, by a test.
+
+The interpreter runs a kernel as Python; the compiler refuses what is not its language. A launch is caught where Triton
+would hand it to the driver, and its arguments say what to compile.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from procengine.kernels.activation import triton as activation
+from procengine.kernels.attention import triton as attention
+from procengine.kernels.attention.metadata import AttentionMetadata
+from procengine.kernels.kv_cache import triton as kv_cache
+from procengine.kernels.logits import triton as logits_kernels
+from procengine.kernels.norm import triton as norm
+from procengine.kernels.rope import triton as rope
+from procengine.kernels.sampling import SamplingFeatures
+from procengine.kernels.sampling import triton as sampling
+from procengine.kernels.sampling.triton_logprobs import gather_logprobs
+from tests.kernels.test_sampling import ALL, tensors
+
+HOPPER = GPUTarget("cuda", 90, 32)
+_TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.uint8: "*u8",
+}
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return _TYPES[value.dtype]
+    return "i32" if isinstance(value, int) else "fp32"
+
+
+def _compile(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    bound = inspect.signature(kernel.fn).bind(*args, **kwargs).arguments
+    types = {p.name: "constexpr" if p.is_constexpr else _type_of(bound[p.name]) for p in kernel.params}
+    constants = {(p.num,): bound[p.name] for p in kernel.params if p.is_constexpr}
+    compiled = triton.compile(ASTSource(kernel, types, constants, {}), target=HOPPER)
+    line = {"kernel": kernel.fn.__name__, "shared": compiled.metadata.shared, "ptx": len(compiled.asm["ptx"])}
+    sys.stdout.write(json.dumps(line) + "\n")
+
+
+def launch_all(dtype: torch.dtype) -> None:
+    """Every kernel in the shapes of an 8B model, with every feature on and off."""
+    x, weight, slots = torch.randn(4, 4096, dtype=dtype), torch.randn(4096, dtype=dtype), torch.arange(4)
+    norm.rms_norm(x, weight, 1e-5)
+    norm.add_rms_norm(x, x, weight, 1e-5)
+    activation.silu_and_mul(x)
+    q, k, v = torch.randn(4, 48, 128, dtype=dtype).split((32, 8, 8), 1)
+    cosine, positions = torch.randn(100, 64), torch.arange(4, dtype=torch.int32)
+    cache = torch.zeros(64, 16, 8, 128, dtype=dtype)
+    rope.apply_rope(q, k, cosine, cosine, positions)
+    rope.rope_and_write_kv(q, k, v, cosine, cosine, positions, cache, cache, slots)
+    kv_cache.write_kv(k, v, cache, cache, slots)
+    starts, tables = torch.tensor([0, 1, 2, 4], dtype=torch.int32), torch.zeros(3, 200, dtype=torch.int32)
+    for longest, window, softcap in ((100, 50, 30.0), (2000, None, None)):  # one split, and several
+        lengths = torch.tensor([longest, 3, 5], dtype=torch.int32)
+        meta = AttentionMetadata(2, starts, lengths, tables, slots, max_query_len=2, max_seq_len=longest)
+        attention.paged_attention(q, cache, cache, meta, 0.1, window, softcap)
+    attention.varlen_attention(q, k, v, starts, 2, 0.1, causal=False)
+    rows = torch.randn(3, 128256)
+    sampling.sample(rows, tensors(3, top_k=3, top_p=0.5, min_p=0.1), ALL)
+    sampling.sample(rows, tensors(3, temperature=0.0), SamplingFeatures.NONE)
+    gather_logprobs(rows, torch.tensor([1, 2, 3], dtype=torch.int32), 5)
+    counts = torch.zeros(rows.shape, dtype=torch.int32)
+    named = torch.arange(3)
+    logits_kernels.apply_penalties(rows, named, counts, counts > 0, named, torch.ones(3, 3))
+    logits_kernels.apply_token_bitmask(rows, torch.tensor([1]), torch.zeros(1, 4008, dtype=torch.int32))
+
+
+if __name__ == "__main__":
+    JITFunction.run = _compile
+    launch_all(torch.bfloat16)
