@@ -19,9 +19,19 @@ import msgspec
 from procengine.child import DUMP_SIGNAL
 from procengine.config import EngineConfig
 
-__all__ = ["ChildProcess", "child_name", "cpu_seconds", "memory_file", "rss_bytes", "write_log"]
+__all__ = [
+    "ChildProcess",
+    "child_name",
+    "cpu_seconds",
+    "memory_file",
+    "peak_rss_bytes",
+    "rss_bytes",
+    "write_log",
+    "write_to",
+]
 
 _NUM_LAST_LINES = 30
+_STDERR = 2
 
 
 def memory_file(data: bytes) -> int:
@@ -34,7 +44,7 @@ def memory_file(data: bytes) -> int:
 
 def child_name(role: str, rank: int) -> str:
     """`worker-0`; roles that exist once go without a number."""
-    return f"{role}-{rank}" if role == "worker" else role
+    return f"{role}-{rank}" if role in ("worker", "api") else role
 
 
 class ChildProcess:
@@ -121,6 +131,11 @@ class ChildProcess:
         """Whether it has ended by itself, with an error."""
         return not self.is_alive and self._process.returncode > 0
 
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether it has ended by itself, as it was asked to."""
+        return not self.is_alive and self._process.returncode == 0
+
     def forward_log(self) -> bool:
         """Pass on what the child wrote. False: it closed its end."""
         try:
@@ -167,10 +182,19 @@ class ChildProcess:
 
 
 def write_log(text: str) -> None:
-    """To our stderr; if nobody reads that any more, the group goes on without a log."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    """To our stderr; if nobody reads that any more, or its disk is full, the group goes on without a log."""
+    write_to(_STDERR, text)
+
+
+def write_to(fd: int, text: str) -> bool:
+    """Write all of it now: what a buffer kept would be lost, or an error at the exit. False: not possible."""
+    data = text.encode(errors="replace")
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except OSError:
+        return False
+    return True
 
 
 def _environment(role: str) -> dict[str, str]:
@@ -189,6 +213,15 @@ def rss_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
         return 0
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """The most resident memory that a process ever had, 0 if it is gone (proc(5), status: VmHWM)."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def cpu_seconds(pid: int) -> float:

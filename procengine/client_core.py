@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -287,13 +288,12 @@ class ClientCore:
             pending.epoch = message.epoch
 
     def _take_lost(self, message: Lost) -> None:
-        """What was sent to the next frontend already goes on there."""
-        self._epoch = max(self._epoch, message.epoch + 1)
-        error = RequestLostError(message.message)
+        """What has begun anew since is another matter."""
+        error, next_key = RequestLostError(message.message), first_number(message.epoch + 1)
         for request_id in message.request_ids:
             for pending in (self._requests.get(request_id), self._abandoned.get(request_id)):
-                if pending is not None and pending.epoch <= message.epoch:
-                    self._lose(pending, error)
+                if pending is not None and pending.epoch <= message.epoch and pending.first_key < next_key:
+                    self._lose(pending, next_key, error)
 
     def _take_welcome(self, message: Welcome) -> None:
         """All that was sent before the question and is not known to this frontend is lost: see docs/PROTOCOL.md."""
@@ -302,16 +302,17 @@ class ClientCore:
         error = RequestLostError(f"the frontend of group {message.group!r} died while this request was running")
         for pending in [*self._requests.values(), *self._abandoned.values()]:
             if pending.epoch < message.epoch and pending.number < message.mark:
-                self._lose(pending, error)
+                self._lose(pending, first_number(message.epoch), error)
         if message.mark:
             self._frames += [encode(GetStats()) for kind, _ in self._questions if kind is Stats]
 
-    def _lose(self, pending: Pending, error: RequestLostError) -> None:
-        """It has died with its frontend."""
+    def _lose(self, pending: Pending, next_key: int, error: RequestLostError) -> None:
+        """It has died with its frontend; keys of later ones begin with `next_key`. What is sent again names the newest
+        frontend that has spoken to us, not the one it will meet: that one is to say that it has it."""
         request_id = pending.request_id
         if self._resubmits and pending.can_restart and request_id in self._requests:
             assert pending.submit is not None
-            pending.restart(self._epoch, max(self._next_key, first_number(self._epoch)))
+            pending.restart(self._epoch, max(self._next_key, next_key))
             pending.number = next(self._numbers)
             self._frames.append(encode(msgspec.structs.replace(pending.submit, epoch=self._epoch)))
             return
@@ -321,7 +322,7 @@ class ClientCore:
             self._end(pending, error)
 
     def _take_rejection(self, message: Rejected) -> None:
-        error = error_from_code(message.code, message.message)
+        error = error_from_code(message.code, message.message, message.retry_after_s)
         if not message.request_id:
             self.fail_all(error)
             return
@@ -354,7 +355,7 @@ class ClientCore:
 
     def _raise_if_dead(self) -> None:
         if self._death is not None:
-            raise type(self._death)(str(self._death))
+            raise copy(self._death)
 
     def _check_id(self, request_id: str) -> str:
         if self._is_taken(request_id):

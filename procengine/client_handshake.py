@@ -44,11 +44,11 @@ def connect_link(group: GroupInfo, core: ClientCore) -> tuple[ClientLink, Welcom
 
 
 def answer_losses(link: ClientLink, core: ClientCore) -> None:
-    """Queue what a client that has just received has to send because a frontend is gone."""
-    if link.take_disconnect():
-        link.queue(core.hello_again())
+    """Queue what a client that has just received has to send because a frontend is gone, in order of numbers."""
     for frame in core.take_frames():
         link.queue(frame)
+    if link.take_disconnect():
+        link.queue(core.hello_again())
 
 
 def _wait_handshake(

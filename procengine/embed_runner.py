@@ -1,20 +1,18 @@
 """`EmbedRunner`: sequences to vectors on the device: forward over packed sequences, pool, normalise.
 
-Owns: pooling. Never does: keep anything from step to step: there is no KV cache here.
+Owns: that order. Never does: keep anything from step to step: there is no KV cache here.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Generic, Literal
 
 import numpy as np
-import torch
-import torch.nn.functional as functional
 from numpy.typing import NDArray
-from torch import Tensor
 
+from procengine.arrays import A
 from procengine.executor import Model
 from procengine.messages import EmbedInput
 from procengine.step_output import EmbedOutput, PassTimes
@@ -26,39 +24,36 @@ if TYPE_CHECKING:
 __all__ = ["EmbedRunner", "open_runner"]
 
 
-class EmbedRunner:
+class EmbedRunner(Generic[A]):
     """Vectors have the model's hidden size and length 1."""
 
-    def __init__(self, model: Model, pooling: Literal["last", "mean"], device: torch.device) -> None:
+    def __init__(self, model: Model[A], pooling: Literal["last", "mean"]) -> None:
         self._model = model
-        self._pooling = pooling
-        self._device = device
+        kernels = model.arrays.kernels
+        self._pool: Callable[[A, A], A] = kernels.pool_last if pooling == "last" else kernels.pool_mean
+        self._run: Callable[[EmbedInput, NDArray[np.int32]], Iterator[EmbedOutput]]
+        self._run = model.arrays.without_gradients(self._run_pass)
 
-    @torch.inference_mode()
     def run(self, header: EmbedInput, payload: NDArray[np.int32]) -> Iterator[EmbedOutput]:
         """The one output of a step. `payload` is int32 [n] and not kept."""
+        return self._run(header, payload)
+
+    def _run_pass(self, header: EmbedInput, payload: NDArray[np.int32]) -> Iterator[EmbedOutput]:
         started_ns = time.monotonic_ns()
+        arrays = self._model.arrays
         sections = cut_sections(EMBED_SECTIONS, header.sizes, payload.copy())
-        tensors = {name: torch.from_numpy(section).to(self._device) for name, section in sections.items()}
+        sent = {name: arrays.send(section) for name, section in sections.items()}
         staged_ns = time.monotonic_ns()
-        bounds = tensors["query_start_loc"]
-        hidden = self._model.encode(tensors["input_ids"], tensors["positions"].long(), bounds, header.max_query_len)
+        bounds = sent["query_start_loc"]
+        positions = arrays.widen(sent["positions"])
+        hidden = self._model.encode(sent["input_ids"], positions, bounds, header.max_query_len)
         forwarded_ns = time.monotonic_ns()
-        vectors = functional.normalize(self._pool(hidden.float(), bounds.long()), dim=-1)
+        copied = arrays.fetch([self._pool(hidden, bounds)])
         keys = join_int64(sections["key_words"])
         times = PassTimes(started_ns, staged_ns, forwarded_ns, time.monotonic_ns())
-        yield EmbedOutput(header.step_id, keys, lambda: vectors.cpu().numpy(), times)
-
-    def _pool(self, hidden: Tensor, bounds: Tensor) -> Tensor:
-        """float32 [rows, hidden] from [tokens, hidden]."""
-        if self._pooling == "last":
-            return hidden[bounds[1:] - 1]
-        lengths = bounds.diff()
-        rows = torch.repeat_interleave(torch.arange(lengths.numel(), device=hidden.device), lengths)
-        sums = hidden.new_zeros((lengths.numel(), hidden.shape[1])).index_add_(0, rows, hidden)
-        return sums / lengths.unsqueeze(1)
+        yield EmbedOutput(header.step_id, keys, lambda: copied()[0], times)
 
 
-def open_runner(device: Device) -> EmbedRunner:
+def open_runner(device: Device[A]) -> EmbedRunner[A]:
     """The runner of `embed` steps on `device`."""
-    return EmbedRunner(device.model, device.config.model.pooling, device.torch_device)
+    return EmbedRunner(device.model, device.config.model.pooling)

@@ -6,66 +6,70 @@ Owns: the values that go in and out. Never does: compute, or know a step's messa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol
 
-from torch import Tensor
-
-from procengine.kernels.sampling import SamplingFeatures, SamplingTensors
+from procengine.arrays import A, Arrays
+from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
 
 __all__ = ["Executor", "ForwardBatch", "Model"]
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardBatch:
+class ForwardBatch(Generic[A]):
     """R rows with T query tokens in all, decode rows (one query token) first. A row's tokens are the last of its
-    context; position p lies in block `block_tables[slot, p // block_size]`. Tensors are on the device."""
+    context; position p lies in block `block_tables[slot, p // block_size]`. Arrays are on the device."""
 
-    input_ids: Tensor  # int32 [T]
-    positions: Tensor  # int64 [T]
-    query_start_loc: Tensor  # int32 [R + 1]
-    seq_lens: Tensor  # int32 [R], this step's tokens included
-    slots: Tensor  # int64 [R], each row's in `block_tables`
-    block_tables: Tensor  # int32 [slots, blocks], those of rows that are not in the batch too
+    input_ids: A  # int32 [T]
+    positions: A  # int64 [T]
+    query_start_loc: A  # int32 [R + 1]
+    seq_lens: A  # int32 [R], this step's tokens included
+    slots: A  # int64 [R], each row's in `block_tables`
+    block_tables: A  # int32 [slots, blocks], those of rows that are not in the batch too
     num_decode_rows: int
     max_query_len: int
     max_seq_len: int
-    wanted: Tensor | None  # int64 [W], ascending: tokens whose hidden states are asked for; None: all
+    wanted: A | None  # int64 [W], ascending: tokens whose hidden states are asked for; None: all
 
 
-class Executor(Protocol):
-    """A model over a paged cache. One caller at a time, under `torch.inference_mode()`."""
+class Executor(Protocol[A]):
+    """A model over a paged cache. One caller at a time, without gradients (`Arrays`)."""
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
+    def forward(self, batch: ForwardBatch[A]) -> A:
         """Writes keys and values of all tokens; gives hidden states after the final norm, [W, hidden_size]."""
         ...
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: A) -> A:
         """Next-token logits, float32 [S, vocab_size], of rows of hidden states as `forward` gives them."""
         ...
 
-    def greedy_tokens(self, hidden: Tensor) -> Tensor:
+    def greedy_tokens(self, hidden: A) -> A:
         """int32 [S]: where each row's logits have their first maximum."""
         ...
 
-    def sample(self, logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
+    def sample(self, logits: A, columns: SamplingColumns[A], features: SamplingFeatures) -> A:
         """int32 [S]: a token for each row of logits, float32 [S, V]; the same whichever executor draws it."""
         ...
 
 
-class Model(Protocol):
+class Model(Protocol[A]):
     """Weights in memory."""
+
+    @property
+    def arrays(self) -> Arrays[A]:
+        """Arrays where the model is: what it takes, and gives."""
+        ...
 
     @property
     def facts(self) -> dict[str, int | float | str]:
         """For the log: how the weights are kept and what computes with them."""
         ...
 
-    def open(self, cache: KVTensors) -> Executor:
+    def open(self, cache: KVTensors[A]) -> Executor[A]:
         """The forward pass over `cache`."""
         ...
 
-    def encode(self, input_ids: Tensor, positions: Tensor, query_start_loc: Tensor, max_query_len: int) -> Tensor:
+    def encode(self, input_ids: A, positions: A, query_start_loc: A, max_query_len: int) -> A:
         """Hidden states after the final norm, [T, hidden_size], of whole sequences, without a cache.
 
         input_ids: int32 [T], sequences one behind the other; positions: int64 [T]; query_start_loc: int32 [R + 1].

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from procengine.errors import ModelError
+from procengine.mapped_file import MappedFile
 
 __all__ = ["GGUFFile", "StringArray", "TensorInfo"]
 
@@ -110,8 +111,8 @@ class GGUFFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._buffer = _map(self.path)
-        reader = _HeaderReader(self._buffer, self.path)
+        self._file = MappedFile(self.path, "GGUF")
+        reader = _HeaderReader(self._file.buffer, self.path)
         try:
             self.metadata, self.tensors = reader.read()
         except (struct.error, OverflowError) as error:
@@ -127,23 +128,11 @@ class GGUFFile:
         info = self.tensors.get(name)
         if info is None:
             raise ModelError(f"{self.path}: there is no tensor {name!r}")
-        return np.frombuffer(self._buffer, dtype=np.uint8, count=info.nbytes, offset=info.offset)
+        return self._file.view(info.offset, info.nbytes)
 
-    def release(self, name: str) -> None:
-        """Give back the memory that reading tensor `name` has taken; it can be read again."""
-        info = self.tensors[name]
-        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self._buffer.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be opened: {error.strerror or error}") from error
-    except ValueError as error:  # an empty file cannot be mapped
-        raise ModelError(f"{path}: not a GGUF file: it is empty") from error
+    def release(self, name: str, start: int, nbytes: int) -> None:
+        """Give back the memory that reading a part of tensor `name` has taken; it can be read again."""
+        self._file.release(self.tensors[name].offset + start, nbytes)
 
 
 class _HeaderReader:

@@ -18,7 +18,8 @@ from procengine.messages import ChildStats, ProcessStatus, Query, Status, encode
 
 __all__ = ["GroupStatus"]
 
-_ROLES = ("frontend", "output", "worker", "metrics")
+_STUCK_SHARE = 0.1  # of the time after which a worker is taken for hung: by then, somebody may want to know
+_ROLES = ("frontend", "output", "worker", "metrics", "api")
 
 
 class GroupStatus:
@@ -34,6 +35,11 @@ class GroupStatus:
         self._stats_by_identity: dict[bytes, ChildStats] = {}
 
     @property
+    def _frontend_stats(self) -> ChildStats | None:
+        frontend = self._children.find("frontend")
+        return self._stats_by_identity.get(frontend.identity) if frontend else None
+
+    @property
     def is_asking(self) -> bool:
         """Whether somebody waits for an answer."""
         return bool(self._askers)
@@ -47,15 +53,17 @@ class GroupStatus:
             self._children.send(Query(self._query_id), *_ROLES)
 
     def take(self, identity: bytes, stats: ChildStats) -> bool:
-        """A child has answered. Whether all that live have."""
+        """A child has answered. Whether all have of which an answer can be expected."""
         if stats.query_id != self._query_id or not self._askers:
             return False
         self._stats_by_identity[identity] = stats
-        return len(self._stats_by_identity) == sum(child.is_alive for child in self._children)
+        expected = {child.identity for child in self._children if child.is_alive and child.is_ready}
+        return expected <= self._stats_by_identity.keys()
 
     def answer(self, state: str) -> None:
         """Tell all who asked what is known by now; the group itself is in `state`."""
-        own = ProcessStatus("supervisor", 0, os.getpid(), state, *_resources(os.getpid(), self._started_s), 0)
+        resources = _resources(os.getpid(), self._started_s)
+        own = ProcessStatus("supervisor", 0, os.getpid(), state, *resources, 0, ready=state == "ready")
         processes = [own, *map(self._status_of, self._children)]
         data = encode(Status(self._config.group.name, self._config.model.name, processes))
         askers, self._askers = self._askers, []
@@ -64,10 +72,33 @@ class GroupStatus:
 
     def _status_of(self, child: ChildProcess) -> ProcessStatus:
         stats = self._stats_by_identity.get(child.identity)
-        state = stats.state if stats else "silent" if child.is_alive else "dead"
-        depth = stats.queue_depth if stats else 0
-        resources = _resources(child.pid, child.started_s)
-        return ProcessStatus(child.role, child.rank, child.pid, state, *resources, depth, num_restarts=child.epoch)
+        waits_s = self._frontend_stats.waits_s if self._frontend_stats else ()
+        waited_s = waits_s[child.rank] if child.role == "worker" and child.rank < len(waits_s) else 0.0
+        is_stuck = waited_s > self._config.group.step_timeout_s * _STUCK_SHARE
+        is_live = child.is_alive and (stats is not None or not child.is_ready)
+        return ProcessStatus(
+            child.role,
+            child.rank,
+            child.pid,
+            _state_of(child, stats, waited_s if is_stuck else 0.0),
+            *_resources(child.pid, child.started_s),
+            stats.queue_depth if stats else 0,
+            num_restarts=child.epoch,
+            live=is_live,
+            ready=child.is_ready and stats is not None and stats.state == "ready",
+            progressing=is_live and not is_stuck,
+            waited_s=round(waited_s, 3),
+        )
+
+
+def _state_of(child: ChildProcess, stats: ChildStats | None, stuck_s: float) -> str:
+    if not child.is_alive:
+        return "dead"
+    if not child.is_ready:
+        return "starting"
+    if stats is None:
+        return "silent"
+    return f"stuck {stuck_s:.0f} s" if stuck_s else stats.state
 
 
 def _resources(pid: int, started_s: float) -> tuple[float, int, float]:

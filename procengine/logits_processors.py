@@ -9,14 +9,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from procengine.config import ModelConfig
 from procengine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["LogitsContext", "LogitsProcessor", "load_logits_processors"]
 

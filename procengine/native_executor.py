@@ -1,17 +1,18 @@
 """The model in the native library: a forward pass is one call, and its head another.
 
-Owns: how a batch and a cache are handed over. Never does: arithmetic, or read weights.
+Owns: how a batch and a cache are handed over. Never does: arithmetic, read weights, or load torch.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from procengine.config import DType
 from procengine.executor import ForwardBatch
+from procengine.host_arrays import HostArray, HostArrays
 from procengine.kernels.decoder.native import BoundDecoder, Decoder
 from procengine.kernels.native import library
-from procengine.kernels.sampling import SamplingFeatures, SamplingTensors
+from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kernels.sampling.native import sample
 from procengine.kv_tensors import KVTensors
 
@@ -23,35 +24,39 @@ _ENCODE_BLOCK_SIZE = 64  # tokens
 class NativeModel:
     """A `Decoder` as runners see it."""
 
-    def __init__(self, decoder: Decoder, num_layers: int, kv_dtype: torch.dtype) -> None:
+    def __init__(self, decoder: Decoder, num_layers: int, kv_dtype: DType) -> None:
+        self.arrays = HostArrays()
         self._decoder = decoder
         self._num_layers = num_layers
         self._kv_dtype = kv_dtype
         self.facts: dict[str, int | float | str] = {
             "kernels": "native",
             "quantization": "+".join(decoder.formats),
+            "weights_mb": round(decoder.num_bytes / 1e6, 1),
             "isa": library.best_isa().name.lower(),
         }
 
-    def open(self, cache: KVTensors) -> NativeExecutor:
+    def open(self, cache: KVTensors[HostArray]) -> NativeExecutor:
         return NativeExecutor(self._decoder, self._decoder.bind(cache.keys, cache.values))
 
-    def encode(self, input_ids: Tensor, positions: Tensor, query_start_loc: Tensor, max_query_len: int) -> Tensor:
+    def encode(
+        self, input_ids: HostArray, positions: HostArray, query_start_loc: HostArray, max_query_len: int
+    ) -> HostArray:
         """Each sequence has blocks of its own, one behind the other. All layers use the same ones, for what a layer
         wrote is of no use to the next."""
         sizes = self._decoder.sizes
-        lengths = query_start_loc.diff()
+        lengths = np.diff(query_start_loc)
         num_blocks = (lengths + _ENCODE_BLOCK_SIZE - 1) // _ENCODE_BLOCK_SIZE
-        first_blocks = num_blocks.cumsum(0, dtype=torch.int32) - num_blocks
+        first_blocks = num_blocks.cumsum(dtype=np.int32) - num_blocks
         most = -(-max_query_len // _ENCODE_BLOCK_SIZE)
         shape = (int(num_blocks.sum()), _ENCODE_BLOCK_SIZE, sizes.num_kv_heads, sizes.head_dim)
-        keys, values = (torch.empty(shape, dtype=self._kv_dtype) for _ in range(2))
+        keys, values = (self.arrays.new(shape, self._kv_dtype) for _ in range(2))
         return self._decoder.bind([keys] * self._num_layers, [values] * self._num_layers).forward(
             input_ids,
             query_start_loc,
             lengths,
-            torch.arange(lengths.shape[0]),
-            first_blocks[:, None] + torch.arange(most, dtype=torch.int32),
+            np.arange(lengths.shape[0], dtype=np.int64),
+            first_blocks[:, None] + np.arange(most, dtype=np.int32),
             max_query_len,
             None,
         )
@@ -64,7 +69,7 @@ class NativeExecutor:
         self._decoder = decoder
         self._bound = bound
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
+    def forward(self, batch: ForwardBatch[HostArray]) -> HostArray:
         return self._bound.forward(
             batch.input_ids,
             batch.query_start_loc,
@@ -75,11 +80,11 @@ class NativeExecutor:
             batch.wanted,
         )
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: HostArray) -> HostArray:
         return self._decoder.compute_logits(hidden)
 
-    def greedy_tokens(self, hidden: Tensor) -> Tensor:
+    def greedy_tokens(self, hidden: HostArray) -> HostArray:
         return self._decoder.greedy_tokens(hidden)
 
-    def sample(self, logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
-        return sample(logits, tensors, features)
+    def sample(self, logits: HostArray, columns: SamplingColumns[HostArray], features: SamplingFeatures) -> HostArray:
+        return sample(logits, columns, features)

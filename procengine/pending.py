@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from typing import TypeAlias, TypeVar, cast
 
 from procengine.delta_cursor import DeltaCursor
@@ -82,7 +83,7 @@ class Pending:
         return self.submit is not None and not self.is_aborted and (self.is_collected or not self.cursors)
 
     def restart(self, epoch: int, first_key: int) -> None:
-        """Forget what has come: it begins anew, at the frontend of this epoch."""
+        """Forget what has come: it begins anew, under a key of `first_key` or more; `epoch` is what is sent."""
         self.epoch, self.first_key = epoch, first_key
         self.num_open = self.num_choices
         self.cursors.clear()
@@ -110,4 +111,4 @@ class Pending:
     def raise_error(self) -> None:
         """Raise what ended this, if an error did. A new exception each time: several threads may raise the same one."""
         if self.error is not None:
-            raise type(self.error)(str(self.error))
+            raise copy(self.error)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
 from procengine.scheduler.counters import SchedulerCounters
 
-__all__ = ["AnyRequest", "Gauges", "MakePlanners", "NextPlan", "Pipeline", "PlannedStep", "Planner"]
+__all__ = ["AnyRequest", "Applied", "Gauges", "MakePlanners", "NextPlan", "Pipeline", "PlannedStep", "Planner"]
 
 
 class AnyRequest(Protocol):
@@ -28,6 +28,7 @@ class AnyRequest(Protocol):
     token_ids: NDArray[np.int32]  # prompt and confirmed output; stale while it has a slot
     is_finished: bool
     num_cached_tokens: int | None
+    num_preemptions: int
     num_worker_deaths: int
 
 
@@ -50,6 +51,21 @@ class Gauges(NamedTuple):
     num_free_blocks: int
 
 
+class Applied(NamedTuple):
+    """What a result brought.
+
+    Attributes:
+        ended: requests it ended, with their finish reasons.
+        num_tokens: that requests got by it; those of ended ones do not count.
+    """
+
+    ended: Sequence[tuple[AnyRequest, str]]
+    num_tokens: int
+
+
+_NOTHING = Applied((), 0)
+
+
 class Planner(Protocol):
     """The frontend's part of a workflow, for one worker. A step is made in two parts, so that each can be timed:
     `plan` decides what it computes, `build` encodes it."""
@@ -65,7 +81,7 @@ class Planner(Protocol):
     def add(self, request: Any) -> None: ...
     def finish(self, request: Any) -> None: ...
     def take_failed(self) -> list[tuple[Any, str]]: ...
-    def take_all(self) -> list[Any]: ...
+    def take_all(self, *, has_died: bool = True) -> list[Any]: ...
     def plan(self) -> Any | None: ...
     def build(self, plan: Any, step_id: int, epoch: int) -> PlannedStep: ...
     def apply(self, sent: object, header: Any, payload: NDArray[np.int32]) -> list[tuple[Any, str]]: ...
@@ -103,7 +119,7 @@ class Pipeline:
     ) -> None:
         self.rank = rank
         self.epoch = epoch  # of its worker
-        self.is_up = True  # there is a worker of this epoch
+        self.is_up = True  # there is a worker of this epoch, and it gets steps
         self.num_steps = 0
         self._first_step_id = first_step_id
         self._make_planners = make_planners
@@ -123,17 +139,12 @@ class Pipeline:
         return sum(planner.num_unfinished for planner in self.planners.values())
 
     @property
-    def num_output_tokens(self) -> int:
-        """Tokens that running requests got since the counters were reset."""
-        return sum(planner.counters.output_tokens for planner in self._turn)
-
-    @property
     def gauges(self) -> Gauges:
         """How full it is, all workflows together."""
         each = [planner.gauges for planner in self.planners.values()]
         return each[0] if len(each) == 1 else Gauges(*map(sum, zip(*each, strict=True)))
 
-    def lose_worker(self, epoch: int) -> list[tuple[str, AnyRequest]]:
+    def lose_worker(self, epoch: int, *, has_died: bool = True) -> list[tuple[str, AnyRequest]]:
         """The worker of this epoch is gone, and with it every step in flight and every block. Returns (workflow,
         request) of all that is unfinished, in order of service; new planners wait for the next worker.
         """
@@ -144,7 +155,7 @@ class Pipeline:
         self._turn = deque(self.planners.values())
         for name, planner in self.planners.items():
             planner.counters.add(lost[name].counters)
-        return [(name, request) for name, planner in lost.items() for request in planner.take_all()]
+        return [(name, request) for name, planner in lost.items() for request in planner.take_all(has_died=has_died)]
 
     def next_step(self) -> PlannedStep | None:
         """A step to send now; None if the window is full or nothing can run."""
@@ -171,12 +182,15 @@ class Pipeline:
         self.num_steps += 1
         return step
 
-    def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> list[tuple[AnyRequest, str]]:
-        """Take in a result; returns the requests that ended, with their finish reasons."""
+    def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> Applied:
+        """Take in a result."""
         if header.epoch != self.epoch:
-            return []  # of a worker that is gone
+            return _NOTHING  # of a worker that is gone
         oldest = self._in_flight[0]
         assert header.step_id == oldest.step_id, f"result of step {header.step_id}, expected {oldest.step_id}"
         if header.is_last:
             self._in_flight.popleft()
-        return oldest.planner.apply(oldest.sent, header, payload)
+        counters = oldest.planner.counters
+        num_before = counters.output_tokens
+        ended = oldest.planner.apply(oldest.sent, header, payload)
+        return Applied(ended, counters.output_tokens - num_before)

@@ -1,18 +1,20 @@
-"""`PollLoop`: a process asleep in one poll, and what wakes it: descriptors, sockets, moments in time.
+"""`PollLoop`: a process asleep in one poll, and what wakes it: descriptors, sockets, signals, moments in time.
 
 Owns: who is called for which of them. Never does: know what any of it means.
 """
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 import zmq
 
-__all__ = ["PollLoop", "Timer"]
+__all__ = ["PollLoop", "Timer", "signals_as_descriptor"]
 
 
 class Timer:
@@ -68,3 +70,13 @@ class PollLoop:
     def _timeout_ms(self) -> int | None:
         moments = [timer.at_s for timer in self._timers if not timer.is_cancelled]
         return max(0, int(1e3 * (min(moments) - time.monotonic())) + 1) if moments else None
+
+
+def signals_as_descriptor() -> int:
+    """SIGTERM, SIGINT and SIGHUP make this descriptor readable."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, and means it
+            signal.signal(number, lambda *_: None)
+    return reader

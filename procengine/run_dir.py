@@ -32,8 +32,15 @@ def claim_run_dir(path: Path) -> int:
     """Make the directory and lock it. Returns the lock's descriptor, to be kept open.
 
     Raises:
-        ConfigError: a running group has that name.
+        ConfigError: a running group has that name, or there is no place for it.
     """
+    try:
+        return _claim(path)
+    except OSError as error:
+        raise ConfigError(f"run directory {path} cannot be used: {error.strerror}") from error
+
+
+def _claim(path: Path) -> int:
     with _locked_root(path.parent):
         path.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -41,7 +48,9 @@ def claim_run_dir(path: Path) -> int:
             os.close(lock)
             raise ConfigError(f"name: a group named {path.name!r} is running already; stop it or choose another")
         for leftover in path.iterdir():
-            if leftover.name != "lock":
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover)
+            elif leftover.name != "lock":
                 leftover.unlink()
     return lock
 
@@ -79,10 +88,17 @@ def _remove_if_stale(path: Path) -> None:
 
 
 def write_description(path: Path, description: dict[str, Any]) -> None:
-    """Publish `group.json`; a reader sees it whole or not at all."""
+    """Publish `group.json`; a reader sees it whole or not at all.
+
+    Raises:
+        ConfigError: it cannot be written; the one that was there stays.
+    """
     draft = path / "group.json.new"
-    draft.write_text(json.dumps(description))
-    draft.rename(path / "group.json")
+    try:
+        draft.write_text(json.dumps(description))
+        draft.rename(path / "group.json")
+    except OSError as error:
+        raise ConfigError(f"{path / 'group.json'} cannot be written: {error.strerror}") from error
 
 
 def remove_run_dir(path: Path) -> None:

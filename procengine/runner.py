@@ -10,23 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from procengine.arrays import A, Arrays
 from procengine.executor import Executor, ForwardBatch
-from procengine.kernels.logits import apply_token_bitmask
-from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs
+from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
 from procengine.logits_processors import LogitsContext, LogitsProcessor, load_logits_processors
 from procengine.logits_state import LogitsState
 from procengine.messages import StepInput
 from procengine.row_features import NEEDS_HISTORY, NEEDS_LOGITS_STATE, SAMPLING
 from procengine.slot_state import SlotState
-from procengine.staging import StagingRing
 from procengine.step_output import Logprobs, PassTimes, PromptLogprobs, SampledTokens, StepOutput, accepted_samples
 from procengine.step_payload import SLOT_ROW, STEP_SECTIONS, cut_sections
 
@@ -36,53 +34,57 @@ if TYPE_CHECKING:
 __all__ = ["GenerateRunner", "open_runner"]
 
 Int32s = NDArray[np.int32]
+_Copied = Callable[[], list[NDArray[Any]]]  # token ids, log probabilities and ranks, once they are on the host
 _LOGITS_CHUNK = 64  # prompt positions whose logits exist at once
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _Pass(Generic[A]):
     """Rows of one forward pass, on the device unless named host."""
 
-    batch: ForwardBatch
+    batch: ForwardBatch[A]
     host_wanted: Int32s  # batch.wanted; empty where that is None
-    samples: Tensor | None  # int64 [samples], which of the wanted hidden states are sampled; None: all
-    sample_slots: Tensor  # int64 [samples]
-    sample_positions: Tensor  # int64 [samples], where the drawn tokens stand
+    samples: A | None  # int64 [samples], which of the wanted hidden states are sampled; None: all
+    sample_slots: A  # int64 [samples]
+    sample_positions: A  # int64 [samples], where the drawn tokens stand
     host_sample_slots: Int32s
     host_sample_positions: Int32s
 
 
-class GenerateRunner:
+class GenerateRunner(Generic[A]):
     """Runs steps in the order given. One per device."""
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Executor[A],
+        arrays: Arrays[A],
         *,
         block_size: int,
         vocab_size: int,
         max_num_seqs: int,
         max_model_len: int,
         depth: int,
-        device: torch.device,
         processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         self._executor = executor
-        self._device = device
+        self._arrays = arrays
         self._max_num_seqs, self._vocab_size = max_num_seqs, vocab_size
         self._max_blocks = -(-max_model_len // block_size)
-        self._staging = StagingRing(depth + 1, device)
-        self._processors = processors
+        self._staging = arrays.open_staging(depth + 1)
+        self._processors = [arrays.on_tensors(one, "logits_processors are given tensors") for one in processors]
+        self._run: Callable[[StepInput, Int32s], Iterator[StepOutput]] = arrays.without_gradients(self._run_passes)
         self.forget_slots()
 
     def forget_slots(self) -> None:
         """No slot has a request."""
-        self._slots = SlotState(self._max_num_seqs, self._max_blocks, self._device)
-        self._logits = LogitsState(self._max_num_seqs, self._vocab_size, self._device)
+        self._slots = SlotState(self._max_num_seqs, self._max_blocks, self._arrays)
+        self._logits = LogitsState(self._max_num_seqs, self._vocab_size, self._arrays)
 
-    @torch.inference_mode()
     def run(self, header: StepInput, payload: Int32s) -> Iterator[StepOutput]:
         """The outputs of a step, one for each forward pass, in order. `payload` is int32 [n] and not kept."""
+        return self._run(header, payload)
+
+    def _run_passes(self, header: StepInput, payload: Int32s) -> Iterator[StepOutput]:
         started_ns = time.monotonic_ns()
         host_payload, device_payload = self._staging.stage(header.step_id, payload)
         host = cut_sections(STEP_SECTIONS, header.sizes, host_payload)
@@ -109,7 +111,7 @@ class GenerateRunner:
             )
             started_ns = time.monotonic_ns()
 
-    def _update_slots(self, host: dict[str, Int32s], on_device: dict[str, Tensor]) -> None:
+    def _update_slots(self, host: dict[str, Int32s], on_device: dict[str, A]) -> None:
         self._slots.update(host, on_device)
         if host["slot_rows"].size:
             placed = host["slot_rows"].reshape(-1, len(SLOT_ROW))
@@ -117,8 +119,8 @@ class GenerateRunner:
             self._logits.place(slots, features, placed[:, -3:].copy().view(np.float32))
             self._logits.take_lists(host["slot_lists"])
 
-    def _first_pass(self, header: StepInput, host: dict[str, Int32s], on_device: dict[str, Tensor]) -> _Pass:
-        slots = on_device["slots"].long()
+    def _first_pass(self, header: StepInput, host: dict[str, Int32s], on_device: dict[str, A]) -> _Pass[A]:
+        slots = self._arrays.widen(on_device["slots"])
         sample_rows, sample_tokens, positions = _samples(host)
         samples_all = header.num_tokens == header.num_rows == header.num_samples
         asks_for_prompt = host["prompt_rows"].size > 0
@@ -127,7 +129,7 @@ class GenerateRunner:
         return _Pass(
             batch=ForwardBatch(
                 input_ids=self._slots.resolve_tokens(on_device["input_ids"]),
-                positions=on_device["positions"].long(),
+                positions=self._arrays.widen(on_device["positions"]),
                 query_start_loc=on_device["query_start_loc"],
                 seq_lens=on_device["seq_lens"],
                 slots=slots,
@@ -135,21 +137,21 @@ class GenerateRunner:
                 num_decode_rows=header.num_decode_rows,
                 max_query_len=header.max_query_len,
                 max_seq_len=header.max_seq_len,
-                wanted=None if wants_all else self._to_device(wanted),
+                wanted=None if wants_all else self._send(wanted),
             ),
             host_wanted=wanted[:0] if wants_all else wanted,
-            samples=self._to_device(_places(sample_tokens, wanted)) if asks_for_prompt else None,
-            sample_slots=slots if samples_all else slots[self._to_device(sample_rows)],
-            sample_positions=on_device["seq_lens"].long() if samples_all else self._to_device(positions),
+            samples=self._send(_places(sample_tokens, wanted)) if asks_for_prompt else None,
+            sample_slots=slots if samples_all else slots[self._send(sample_rows)],
+            sample_positions=self._arrays.widen(on_device["seq_lens"]) if samples_all else self._send(positions),
             host_sample_slots=host["slots"][sample_rows],
             host_sample_positions=positions,
         )
 
-    def _next_pass(self, rows: _Pass, row_steps: Int32s, micro_step: int) -> _Pass:
+    def _next_pass(self, rows: _Pass[A], row_steps: Int32s, micro_step: int) -> _Pass[A]:
         """The decode rows that go on, one position further. Their tokens are in the device's own table."""
         was_here = row_steps[row_steps >= micro_step]
         stays = np.flatnonzero(was_here > micro_step)
-        keep = torch.from_numpy(stays).to(self._device)
+        keep = self._send(stays)
         batch = rows.batch
         slots = batch.slots[keep]
         return replace(
@@ -171,7 +173,7 @@ class GenerateRunner:
         )
 
     def _sample(
-        self, hidden: Tensor, rows: _Pass, header: StepInput, host: dict[str, Int32s], on_device: dict[str, Tensor]
+        self, hidden: A, rows: _Pass[A], header: StepInput, host: dict[str, Int32s], on_device: dict[str, A]
     ) -> Callable[[], SampledTokens]:
         prompt = self._prompt_logprobs(hidden, rows, host, on_device) if host["prompt_rows"].size else None
         if not rows.host_sample_slots.size:
@@ -186,13 +188,14 @@ class GenerateRunner:
             raw = logits[asked[1]] if asked is not None else None  # log probabilities are the model's own
             logits = self._adjust(logits, rows, header, host, on_device)
             features = SamplingFeatures(header.features & SAMPLING)
-            tokens = self._executor.sample(logits, self._sampling_tensors(rows, features), features)
+            tokens = self._executor.sample(logits, self._sampling_columns(rows, features), features)
         self._slots.last_tokens[rows.sample_slots] = tokens
         if header.features & NEEDS_HISTORY:
             self._logits.record(rows.host_sample_slots, tokens)
         logprobs = None
         if asked is not None and raw is not None:
-            logprobs = (asked[0], *gather_logprobs(raw, tokens[asked[1]], header.num_logprobs))
+            tops = self._arrays.kernels.gather_logprobs(raw, tokens[asked[1]], header.num_logprobs)
+            logprobs = (asked[0], self._arrays.fetch(tops))
         return self._to_host(tokens, _proposals(host), logprobs, prompt)
 
     def _is_plainly_greedy(self, header: StepInput, host: dict[str, Int32s]) -> bool:
@@ -201,37 +204,39 @@ class GenerateRunner:
         return not asks
 
     def _adjust(
-        self, logits: Tensor, rows: _Pass, header: StepInput, host: dict[str, Int32s], on_device: dict[str, Tensor]
-    ) -> Tensor:
+        self, logits: A, rows: _Pass[A], header: StepInput, host: dict[str, Int32s], on_device: dict[str, A]
+    ) -> A:
         """Apply what rows ask for beyond temperature and filters. A batch in which nobody does pays nothing."""
         if header.features & NEEDS_LOGITS_STATE:
             logits = self._logits.adjust(logits, rows.host_sample_slots, rows.host_sample_positions)
         if host["masked_rows"].size:
-            masked = on_device["masked_rows"].long()
-            apply_token_bitmask(logits, masked, on_device["mask_words"].view(masked.numel(), -1))
+            masked = self._arrays.widen(on_device["masked_rows"])
+            words: Any = on_device["mask_words"]
+            self._arrays.kernels.apply_token_bitmask(logits, masked, words.reshape(len(masked), -1))
         for processor in self._processors:
             keys = self._slots.keys[rows.host_sample_slots]
             logits = processor(logits, LogitsContext(keys, rows.host_sample_positions))
         return logits
 
-    def _sampling_tensors(self, rows: _Pass, features: SamplingFeatures) -> SamplingTensors:
+    def _sampling_columns(self, rows: _Pass[A], features: SamplingFeatures) -> SamplingColumns[A]:
         state, slots = self._slots, rows.sample_slots
         if not features:  # all greedy: the values are not read
             empty = state.reals[:0, 0]
-            return SamplingTensors(empty, state.top_k[:0], empty, empty, state.seeds[:0], state.seeds[:0])
-        temperature, top_p, min_p = state.reals[slots].unbind(1)
-        return SamplingTensors(temperature, state.top_k[slots], top_p, min_p, state.seeds[slots], rows.sample_positions)
+            return SamplingColumns(empty, state.top_k[:0], empty, empty, state.seeds[:0], state.seeds[:0])
+        reals = state.reals[slots]
+        temperature, top_p, min_p = reals[:, 0], reals[:, 1], reals[:, 2]
+        return SamplingColumns(temperature, state.top_k[slots], top_p, min_p, state.seeds[slots], rows.sample_positions)
 
-    def _asked_logprobs(self, rows: _Pass, header: StepInput) -> tuple[Int32s, Tensor] | None:
+    def _asked_logprobs(self, rows: _Pass[A], header: StepInput) -> tuple[Int32s, A] | None:
         """Samples whose log probabilities are wanted, on the host and on the device."""
         if header.num_logprobs < 0:
             return None
         asked = np.flatnonzero(self._slots.num_logprobs[rows.host_sample_slots] >= 0).astype(np.int32)
-        return (asked, self._to_device(asked)) if asked.size else None
+        return (asked, self._send(asked)) if asked.size else None
 
     def _prompt_logprobs(
-        self, hidden: Tensor, rows: _Pass, host: dict[str, Int32s], on_device: dict[str, Tensor]
-    ) -> tuple[Int32s, Tensor, Tensor, Tensor]:
+        self, hidden: A, rows: _Pass[A], host: dict[str, Int32s], on_device: dict[str, A]
+    ) -> tuple[Int32s, _Copied]:
         """Log probabilities of the tokens that follow the first tokens of some rows, a few logits at a time."""
         wanted = host["prompt_rows"].reshape(-1, 3)
         starts, seq_lens = host["query_start_loc"], host["seq_lens"]
@@ -244,44 +249,37 @@ class GenerateRunner:
             first = int(np.searchsorted(rows.host_wanted, starts[row])) if rows.host_wanted.size else starts[row]
             for at in range(0, count, _LOGITS_CHUNK):
                 size = min(_LOGITS_CHUNK, count - at)
-                logits = self._executor.compute_logits(hidden[first + at : first + at + size])
+                some = hidden[first + at : first + at + size]
                 targets = on_device["prompt_targets"][done + at : done + at + size]
-                parts.append(gather_logprobs(logits, targets, width))
+                # Logits have no name here: those of one chunk are gone before the next's are made.
+                parts.append(self._arrays.kernels.gather_logprobs(self._executor.compute_logits(some), targets, width))
             done += count
-        token_ids, logprobs, ranks = (torch.cat(column) for column in zip(*parts, strict=True))
-        return np.array(spans, np.int32), token_ids, logprobs, ranks
+        columns = [self._arrays.concatenate(column, axis=0) for column in zip(*parts, strict=True)]
+        return np.array(spans, np.int32), self._arrays.fetch(columns)
 
     def _to_host(
         self,
-        tokens: Tensor | None,
+        tokens: A | None,
         proposals: tuple[Int32s, Int32s] | None,
-        logprobs: tuple[Int32s, Tensor, Tensor, Tensor] | None,
-        prompt: tuple[Int32s, Tensor, Tensor, Tensor] | None,
+        logprobs: tuple[Int32s, _Copied] | None,
+        prompt: tuple[Int32s, _Copied] | None,
     ) -> Callable[[], SampledTokens]:
-        """Start the copies to the host; the returned function waits for them."""
-        on_host = None if tokens is None else tokens.to("cpu", non_blocking=True)
-        tops = None if logprobs is None else [t.to("cpu", non_blocking=True) for t in logprobs[1:]]
-        prompt_tops = None if prompt is None else [t.to("cpu", non_blocking=True) for t in prompt[1:]]
-        copied = None
-        if self._device.type == "cuda":
-            copied = torch.cuda.Event()
-            copied.record()
+        """Start the copy of the tokens to the host; the returned function waits for it, and for the others."""
+        copied = None if tokens is None else self._arrays.fetch([tokens])
 
         def wait() -> SampledTokens:
-            if copied is not None:
-                copied.synchronize()
-            token_ids = np.zeros(0, np.int32) if on_host is None else on_host.numpy()
+            token_ids = np.zeros(0, np.int32) if copied is None else copied()[0]
             return SampledTokens(
                 token_ids,
                 None if proposals is None else accepted_samples(token_ids, *proposals),
-                None if logprobs is None or tops is None else Logprobs(logprobs[0], *_ranked(tops)),
-                None if prompt is None or prompt_tops is None else PromptLogprobs(prompt[0], *_ranked(prompt_tops)),
+                None if logprobs is None else Logprobs(logprobs[0], *_ranked(logprobs[1]())),
+                None if prompt is None else PromptLogprobs(prompt[0], *_ranked(prompt[1]())),
             )
 
         return wait
 
-    def _to_device(self, rows: Int32s) -> Tensor:
-        return torch.from_numpy(rows.astype(np.int64)).to(self._device, non_blocking=True)
+    def _send(self, rows: NDArray[np.integer]) -> A:
+        return self._arrays.send(rows.astype(np.int64))
 
 
 def _samples(host: dict[str, Int32s]) -> tuple[Int32s, Int32s, Int32s]:
@@ -322,30 +320,31 @@ def _proposals(host: dict[str, Int32s]) -> tuple[Int32s, Int32s] | None:
     return host["input_ids"][following].copy(), counts.copy()
 
 
-def _ranked(tops: list[Tensor]) -> tuple[Int32s, NDArray[np.float32], Int32s]:
+def _ranked(tops: list[NDArray[Any]]) -> tuple[Int32s, NDArray[np.float32], Int32s]:
     """The likeliest tokens rank 1, 2, ...; the chosen one, which comes first, says its own rank."""
-    token_ids, values, ranks = (t.numpy() for t in tops)
+    token_ids, values, ranks = tops
     ordered = np.tile(np.arange(token_ids.shape[1], dtype=np.int32), (len(token_ids), 1))
     ordered[:, 0] = ranks
     return token_ids, values, ordered
 
 
-def open_runner(device: Device) -> GenerateRunner:
+def open_runner(device: Device[A]) -> GenerateRunner[A]:
     """The runner of `generate` steps on `device`, with its KV pool."""
-    config = device.config
+    config, model = device.config, device.model
     block_size = config.cache.block_size
-    cache = KVTensors(config.model, device.num_blocks, block_size, device.kv_dtype, device.torch_device)
+    cache = KVTensors(config.model, device.num_blocks, block_size, config.worker.kv_cache_dtype, model.arrays)
     return GenerateRunner(
-        device.model.open(cache),
+        model.open(cache),
+        model.arrays,
         block_size=block_size,
         vocab_size=config.model.vocab_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=config.scheduler.max_model_len,
         depth=config.scheduler.async_depth,
-        device=device.torch_device,
         processors=load_logits_processors(config.worker.logits_processors, config.model),
     )
 
 
-def _cut(sizes: tuple[int, ...], payload: Tensor) -> dict[str, Tensor]:
-    return dict(zip(STEP_SECTIONS, payload.split(list(sizes)), strict=True))
+def _cut(sizes: tuple[int, ...], payload: A) -> dict[str, A]:
+    ends = list(accumulate(sizes))
+    return {name: payload[end - size : end] for name, size, end in zip(STEP_SECTIONS, sizes, ends, strict=True)}

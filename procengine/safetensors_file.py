@@ -8,7 +8,6 @@ in the file: what a header claims is compared with what is there before anything
 from __future__ import annotations
 
 import math
-import mmap
 import struct
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from procengine.errors import ModelError
+from procengine.mapped_file import MappedFile
 
 __all__ = ["SAFETENSORS_ITEM_BYTES", "SafetensorsFile", "SafetensorsInfo"]
 
@@ -57,7 +57,8 @@ class SafetensorsFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._buffer = _map(self.path)
+        self._file = MappedFile(self.path, "safetensors")
+        self._buffer = self._file.buffer
         header, start = self._read_header()
         self.metadata = self._texts(header.pop(_METADATA, {}))
         infos = sorted((self._info(name, entry, start) for name, entry in header.items()), key=_place)
@@ -65,21 +66,19 @@ class SafetensorsFile:
         self.tensors = {info.name: info for info in infos}
 
     def tensor_bytes(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of tensor `name` as stored, little-endian: a read-only uint8 view [nbytes], no copy.
-
-        Raises ModelError when there is no such tensor.
-        """
+        """All bytes of tensor `name`, as `bytes_at`. Raises ModelError when there is no such tensor."""
         info = self.tensors.get(name)
         if info is None:
             raise self._error(f"there is no tensor {name!r}")
-        return np.frombuffer(self._buffer, dtype=np.uint8, count=info.nbytes, offset=info.offset)
+        return self.bytes_at(info.offset, info.nbytes)
 
-    def release(self, name: str) -> None:
-        """Give back the memory that reading tensor `name` has taken; it can be read again."""
-        info = self.tensors[name]
-        start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        if info.nbytes:
-            self._buffer.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
+    def bytes_at(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Bytes of the file as stored, little-endian: a read-only uint8 view [nbytes], no copy."""
+        return self._file.view(offset, nbytes)
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Give back the memory that reading these bytes has taken; they can be read again."""
+        self._file.release(offset, nbytes)
 
     def _read_header(self) -> tuple[dict[str, _Entry], int]:
         """The header as it is written, and where the tensors start."""
@@ -147,16 +146,6 @@ class SafetensorsFile:
 
     def _error(self, message: str) -> ModelError:
         return ModelError(f"{self.path}: {message}")
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be opened: {error.strerror or error}") from error
-    except ValueError as error:  # an empty file cannot be mapped
-        raise ModelError(f"{path}: not a safetensors file: it is empty") from error
 
 
 def _place(info: SafetensorsInfo) -> tuple[int, int]:

@@ -13,9 +13,11 @@ from torch import Tensor
 from procengine.executor import ForwardBatch
 from procengine.kernels.attention import AttentionMetadata, paged_attention, varlen_attention
 from procengine.kernels.kv_cache import write_kv
-from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, sample
+from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
+from procengine.kernels.sampling.reference import sample
 from procengine.kv_tensors import KVTensors
 from procengine.models.llama import LlamaModel
+from procengine.torch_arrays import TorchArrays
 
 __all__ = ["TorchExecutor", "TorchModel"]
 
@@ -25,9 +27,10 @@ class TorchModel:
 
     def __init__(self, model: LlamaModel) -> None:
         self._model = model
+        self.arrays = TorchArrays(model.device)
         self.facts: dict[str, int | float | str] = {"kernels": "torch", "quantization": "none"}
 
-    def open(self, cache: KVTensors) -> TorchExecutor:
+    def open(self, cache: KVTensors[Tensor]) -> TorchExecutor:
         return TorchExecutor(self._model, cache)
 
     def encode(self, input_ids: Tensor, positions: Tensor, query_start_loc: Tensor, max_query_len: int) -> Tensor:
@@ -44,11 +47,11 @@ class TorchModel:
 class TorchExecutor:
     """An Executor, operation by operation."""
 
-    def __init__(self, model: LlamaModel, cache: KVTensors) -> None:
+    def __init__(self, model: LlamaModel, cache: KVTensors[Tensor]) -> None:
         self._model = model
         self._cache = cache
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
+    def forward(self, batch: ForwardBatch[Tensor]) -> Tensor:
         hidden = self._model.forward(batch.input_ids, batch.positions, self._attention(self._metadata(batch)))
         return hidden if batch.wanted is None else hidden[batch.wanted]
 
@@ -58,10 +61,10 @@ class TorchExecutor:
     def greedy_tokens(self, hidden: Tensor) -> Tensor:
         return self.compute_logits(hidden).argmax(dim=-1).to(torch.int32)
 
-    def sample(self, logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
-        return sample(logits, tensors, features)
+    def sample(self, logits: Tensor, columns: SamplingColumns[Tensor], features: SamplingFeatures) -> Tensor:
+        return sample(logits, columns, features)
 
-    def _metadata(self, batch: ForwardBatch) -> AttentionMetadata:
+    def _metadata(self, batch: ForwardBatch[Tensor]) -> AttentionMetadata:
         block_size = self._cache.block_size
         num_tokens, num_rows = batch.input_ids.shape[0], batch.seq_lens.shape[0]
         token_slots = batch.slots

@@ -23,15 +23,19 @@ from procengine.messages import (
     Drain,
     Drained,
     FrontendLost,
+    Leave,
     OutputLost,
     Query,
     Resume,
     Resync,
+    RetireWorker,
     Shutdown,
+    Stays,
     TextStop,
     WorkerHung,
     WorkerLost,
     WorkerReady,
+    WorkerRetired,
     decode_from_output,
     decode_from_supervisor,
     decode_from_worker,
@@ -63,6 +67,8 @@ class Frontend:
         self._engine: Engine | None = None  # these two exist once all workers have said how many blocks they hold
         self._steps: StepPump | None = None
         self._has_drained = False
+        self._num_aborted = self._num_to_finish = 0
+        self._stay: asyncio.TimerHandle | None = None  # while it is to leave: when it gives up
         self._to_workers = WorkerLinks(child)
         self._to_output = OutputLink(child)
         self._door = ClientDoor(child, loop, self._parts, self._to_output, self._spans, self._pump)
@@ -77,10 +83,24 @@ class Frontend:
     def _pump(self) -> None:
         if self._steps is None:
             return
+        for retired in self._steps.take_retired():
+            self._tell_supervisor(retired)
         self._steps.pump()
-        if self._door.is_draining and not self._has_drained and self._is_all_delivered:
+        self._door.settle()
+        if self._is_all_delivered:
+            self._on_all_delivered()
+
+    def _on_all_delivered(self) -> None:
+        if self._door.is_draining and not self._has_drained:
             self._has_drained = True
-            self._child.control.send(encode(Drained()))
+            self._tell_supervisor(Drained(self._num_to_finish - self._num_aborted, self._num_aborted))
+        elif self._stay is not None:
+            self._door.turn_away()
+            self._on_end()
+
+    @property
+    def _num_unfinished(self) -> int:
+        return (self._engine.num_unfinished if self._engine else 0) + self._door.num_tokenizing
 
     @property
     def _is_all_delivered(self) -> bool:
@@ -163,29 +183,49 @@ class Frontend:
         match decode_from_supervisor(frames[0]):
             case Query(query_id):
                 state = "draining" if self._door.is_draining else "ready" if self._engine else "starting"
-                depth = (self._engine.num_unfinished if self._engine else 0) + self._door.num_tokenizing
-                self._tell_supervisor(ChildStats(query_id, state, depth))
+                waits_s = self._steps.waits_s() if self._steps else ()
+                self._tell_supervisor(ChildStats(query_id, state, self._num_unfinished, waits_s))
             case WorkerLost(rank, epoch):
                 self._on_worker_lost(rank, epoch)
             case OutputLost(epoch, key):
                 self._on_output_lost(epoch, key)
             case FrontendLost():
                 pass  # before us
+            case RetireWorker() as message:
+                if self._steps is not None:
+                    self._steps.retire_worker(message)
+                    self._pump()
+            case Leave(timeout_s):
+                self._door.pause()
+                self._stay = self._loop.call_later(timeout_s, self._stay_after_all)
+                self._pump()
             case Drain(timeout_s):
+                self._stay_after_all()
                 self._door.start_drain()
+                self._num_to_finish = self._num_unfinished
                 self._loop.call_later(timeout_s, self._abort_all)
                 self._pump()
             case Shutdown(error):
                 self._door.tell_all(error or "the group was shut down")
                 self._on_end()
 
-    def _tell_supervisor(self, message: ChildStats | WorkerHung) -> None:
+    def _stay_after_all(self) -> None:
+        """What runs takes too long for us to leave."""
+        if self._stay is not None:
+            self._stay.cancel()
+            self._stay = None
+            self._tell_supervisor(Stays(self._num_unfinished))
+            self._door.go_on()
+            self._pump()
+
+    def _tell_supervisor(self, message: ChildStats | Drained | Stays | WorkerHung | WorkerRetired) -> None:
         self._child.control.send(encode(message))
         self._control.poke()
 
     def _abort_all(self) -> None:
         if self._engine is not None:
             for finish in self._engine.abort_all():
+                self._num_aborted += 1
                 self._to_output.send(finish)
         self._pump()
 

@@ -22,14 +22,18 @@ from procengine.child import Child, run_child
 from procengine.config import EngineConfig
 from procengine.errors import ConfigError
 from procengine.groups import describe
+from procengine.health import group_health
 from procengine.messages import (
     ChildStats,
     Drain,
     FrontendLost,
     GetStatus,
+    Leave,
     OutputLost,
     Query,
+    RetireWorker,
     Shutdown,
+    Status,
     WorkerLost,
     decode_from_supervisor,
     decode_status,
@@ -39,6 +43,7 @@ from procengine.profiling.exposition import CONTENT_TYPE, render
 from procengine.profiling.group_totals import GroupTotals
 from procengine.profiling.metric_families import GroupFacts, families_of
 from procengine.profiling.metrics_http import Page, serve_pages
+from procengine.profiling.process_watch import process_name
 from procengine.profiling.request_traces import RequestTrace, RequestTraces
 from procengine.profiling.snapshot import SpanReader
 
@@ -64,6 +69,7 @@ class Metrics:
         self._traces = RequestTraces(child.config.model.name, since_ns=time.monotonic_ns())
         self._exporter = exporter
         self._lock = threading.Lock()
+        self._status: Status | None = None
         self._num_blocks = 0
         self._status_ns = time.monotonic_ns()
 
@@ -79,7 +85,8 @@ class Metrics:
         """The supervisor has answered."""
         with self._lock:
             self._status_ns = time.monotonic_ns()
-            self._totals.add_status(decode_status(data), self._status_ns)
+            self._status = decode_status(data)
+            self._totals.add_status(self._status, self._status_ns)
 
     def metrics_page(self) -> Page:
         """All metrics, up to this moment."""
@@ -90,12 +97,13 @@ class Metrics:
             return Page(HTTPStatus.OK, CONTENT_TYPE, render(families, constant))
 
     def health_page(self) -> Page:
-        """200 if every process of the group answers, 503 if not."""
+        """200 if the group serves and gets on with it, 503 if not."""
         with self._lock:
-            states = {process.name: process.status.state for process in self._totals.watch.processes}
-            bad = [process.name for process in self._totals.watch.processes if not process.is_up]
+            answer = self._status
             is_stale = time.monotonic_ns() - self._status_ns > _STALE_S * 1e9
-        is_well = bool(states) and not bad and not is_stale
+        processes = [] if answer is None else answer.processes
+        is_well = answer is not None and group_health(answer).is_healthy and not is_stale
+        states = {process_name(process): process.state for process in processes}
         about: dict[str, Any] = {"status": "ok" if is_well else "unwell", "processes": states}
         if is_stale:
             about["error"] = "the supervisor does not answer"
@@ -178,8 +186,8 @@ def _obey(child: Child) -> bool:
             child.control.send(encode(ChildStats(query_id, "ready", 0)))
         case Shutdown():
             return False
-        case Drain() | WorkerLost() | OutputLost() | FrontendLost():  # these are the frontend's business
-            pass
+        case Drain() | Leave() | WorkerLost() | RetireWorker() | OutputLost() | FrontendLost():
+            pass  # these are the business of others
     return True
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from procengine.child import Child
 from procengine.engine import Engine
-from procengine.messages import EmbedResult, StepResult, WorkerHung, encode
+from procengine.messages import EmbedResult, RetireWorker, StepResult, WorkerHung, WorkerRetired, encode
 from procengine.pipeline import NextPlan, Pipeline, PlannedStep
 from procengine.procs.output_link import OutputLink
 from procengine.procs.worker_links import WorkerLinks
@@ -57,6 +57,7 @@ class StepPump:
         num_workers = child.config.worker.num_workers
         self._progress_ns = [0] * num_workers  # when the newest result came, or the first step after a pause was sent
         self._watchdog: asyncio.TimerHandle | None = None
+        self._retiring: list[RetireWorker] = []
         self._recent_results = RecentResults()
         self._shows_results_until_ns = 0
         self._stats = StepStats()
@@ -78,10 +79,7 @@ class StepPump:
         self._recent_results.add(header.rank, frames[0], frames[1])
         if received_ns < self._shows_results_until_ns:
             self._to_output.send_result((frames[0], frames[1]))
-        pipeline = self._engine.pipelines[header.rank]
-        num_tokens = -pipeline.num_output_tokens
-        num_finished = self._engine.apply(header, np.frombuffer(frames[1], np.int32))
-        num_tokens += pipeline.num_output_tokens
+        applied = self._engine.apply(header, np.frombuffer(frames[1], np.int32))
         self._spans.record(
             _RESULT_APPLIED,
             header.step_id,
@@ -92,8 +90,8 @@ class StepPump:
             decoded_ns,
             time.monotonic_ns(),
             header.num_rows,
-            num_finished,
-            num_tokens,
+            len(applied.ended),
+            applied.num_tokens,
         )
 
     def lose_worker(self, rank: int, epoch: int) -> None:
@@ -108,6 +106,33 @@ class StepPump:
         self._stats.forget(rank)
         for finish in self._engine.lose_worker(rank, epoch):
             self._to_output.send(finish)
+
+    def retire_worker(self, message: RetireWorker) -> None:
+        """Send it no more steps; `take_retired` says when what it has is back."""
+        pipeline = self._engine.pipelines[message.rank]
+        if pipeline.epoch == message.epoch and pipeline.is_up:
+            pipeline.is_up = False
+            self._retiring.append(message)
+
+    def take_retired(self) -> list[WorkerRetired]:
+        """The workers that have nothing left to do; their requests have gone to others."""
+        retired = []
+        for message in self._retiring:
+            pipeline = self._engine.pipelines[message.rank]
+            if pipeline.epoch == message.epoch and not pipeline.num_in_flight:
+                self._engine.lose_worker(message.rank, message.epoch, has_died=False)
+                retired.append(WorkerRetired(message.rank, message.epoch))
+        if retired:
+            self._retiring = [m for m in self._retiring if self._engine.pipelines[m.rank].epoch == m.epoch]
+        return retired
+
+    def waits_s(self) -> tuple[float, ...]:
+        """For how long each worker has owed a result, by rank."""
+        now_ns = time.monotonic_ns()
+        return tuple(
+            (now_ns - self._progress_ns[pipeline.rank]) / 1e9 if pipeline.num_in_flight else 0.0
+            for pipeline in self._engine.pipelines
+        )
 
     def retell(self) -> None:
         """A new output process is told everything again, from what the dead one said and the workers sent as far as
@@ -187,6 +212,7 @@ class StepPump:
                 step.header.step_id,
                 now_ns,
                 request.num_cached_tokens or 0,
+                request.num_preemptions,
             )
 
     def _watch_workers(self) -> None:

@@ -5,8 +5,8 @@ children's pidfds and logs, signals, and the death pipe of whoever launched it.
 
 Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
 gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
-hears why, and the exit status is 1. Workers, the output process and the frontend are restarted first, up to a limit; so
-is the metrics process, and after that the group goes on without it.
+hears why, and the exit status is 1. They are restarted first, up to a limit; after that the group goes on without the
+metrics process, and without no other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -24,45 +23,53 @@ import msgspec
 import zmq
 
 from procengine import ipc
-from procengine.child_process import ChildProcess, write_log
+from procengine.child_process import ChildProcess, write_log, write_to
 from procengine.children import Children
 from procengine.config import EngineConfig
-from procengine.errors import ProcengineError
+from procengine.errors import ConfigError, ProcengineError
+from procengine.group_description import describe_group
+from procengine.group_listeners import GroupListeners
 from procengine.group_status import GroupStatus
-from procengine.http_listener import listen, url_of
+from procengine.liveness import LIVENESS_QUERY, MAX_MISSED, Liveness
 from procengine.messages import (
     UNREADABLE,
     ChildStats,
     Drain,
     Drained,
+    Ended,
+    EndGroup,
     Failed,
-    FrontendLost,
+    FromChild,
     GetStatus,
-    OutputLost,
     Ready,
+    Restart,
     Shutdown,
+    Stays,
     WorkerHung,
-    WorkerLost,
+    WorkerRetired,
     decode_from_control_peer,
+    encode,
 )
 from procengine.paths import socket_path
-from procengine.poll_loop import PollLoop, Timer
-from procengine.profiling.span_ring import NOBODY, take_noted_key
-from procengine.restart_policy import RestartPolicy
+from procengine.poll_loop import PollLoop, Timer, signals_as_descriptor
+from procengine.restarts import Restarts
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
 
 __all__ = ["main", "run_group"]
 
+_STDOUT = 1
 _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
 _DUMP_S = 0.5  # for a hung child to write its stacks
 _OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
+_LAST_ROLES = ("frontend", "worker", "metrics", "api")  # to end when the output process has sent its last texts
 _WHAT_GOES_ON = {
     "worker": "its requests go on",
     "output": "its requests go on",
     "frontend": "its requests are lost; clients send those again that have shown nothing",
     "metrics": "no request notices",
+    "api": "its connections are cut, new ones wait",
 }
 
 
@@ -78,14 +85,16 @@ class Supervisor:
         self._started_s = time.monotonic()
         self._error: str | None = None
         self._facts: dict[str, dict[str, int | float | str]] = {}
-        self._restart_policies: dict[str, RestartPolicy] = {}
-        port = config.metrics.port
-        self._listener = None if port is None else listen(config.metrics.host, port, "metrics_port")
+        self._drained = Drained()
+        self._end_askers: list[bytes] = []
+        self._listeners = GroupListeners(config)
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
-        self._children = Children(config, self._control, self._listener.fileno() if self._listener else None)
+        self._children = Children(config, self._control, self._listeners)
         self._status = GroupStatus(config, self._children, self._control, self._started_s)
-        self._status_timer: Timer | None = None
+        self._restarts = Restarts(config.group, self._children, self._control)
+        self._status_timer = Timer(0.0, self._answer_status)
+        self._liveness = Liveness(self._children)
         self._loop = PollLoop()
         self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
         self._watch_everything()
@@ -96,9 +105,12 @@ class Supervisor:
             while self._state != "gone":
                 self._loop.run_once()
         finally:
-            if self._listener is not None:
-                self._listener.close()
+            self._listeners.close_all()
             self._children.kill_all()
+            error = self._error and self._error.split("\n", 1)[0]
+            ended = Ended(self._drained.num_finished, self._drained.num_aborted, error)
+            for asker in self._end_askers:
+                ipc.send_routed(self._control, asker, encode(ended))
             self._context.destroy(linger=100)
         return 1 if self._error else 0
 
@@ -120,37 +132,29 @@ class Supervisor:
         child.is_ready = True
         self._facts[child.name] = message.facts
         if self._state == "starting" and self._children.all_ready:
+            description = self._describe()
+            try:
+                write_description(self._run_dir, description)
+            except ConfigError as error:
+                self._fail(str(error))
+                return
             self._state = "ready"
             self._deadline.cancel()
-            description = self._describe()
-            write_description(self._run_dir, description)
+            self._ask_who_lives()
             _say({"event": "ready", **description})
         elif child.epoch:
-            self._tell_news(child)
-            write_description(self._run_dir, self._describe())
+            self._restarts.tell_news(child)
+            try:
+                write_description(self._run_dir, self._describe())
+            except ConfigError as error:
+                write_log(f"procengine: {error}; the group goes on\n")
+            self._restarts.finish(child)
             _say({"event": "restarted", "process": child.name, "pid": child.pid})
 
-    def _tell_news(self, child: ChildProcess) -> None:
-        """What was said while it was not there to hear. To hear it twice does no harm."""
-        frontend, output = self._children.find("frontend"), self._children.find("output")
-        if child is output and frontend is not None and frontend.epoch:
-            self._children.send_to(child, FrontendLost(frontend.epoch - 1, "the frontend died"))
-        elif child is frontend:
-            for other in self._children:
-                if other.epoch and other.role in ("worker", "output"):
-                    self._children.send_to(child, _loss_of(other, other.epoch - 1))
-
     def _describe(self) -> dict[str, Any]:
+        is_private = self._launcher_fd is not None
         return {
-            "name": self._config.group.name,
-            "endpoint": socket_path(self._run_dir, "frontend"),
-            "control": socket_path(self._run_dir, "control"),
-            "model": self._config.model.name,
-            "pids": {"supervisor": os.getpid(), **self._children.pids},
-            "num_blocks": self._facts["frontend"]["num_blocks"],
-            **({"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}),
-            "worker": {key: value for key, value in self._facts["worker-0"].items() if key != "num_blocks"},
-            "is_private": self._launcher_fd is not None,
+            **describe_group(self._config, self._children, self._facts, self._listeners.urls, is_private=is_private),
             "ready_s": round(time.monotonic() - self._started_s, 2),
         }
 
@@ -164,22 +168,45 @@ class Supervisor:
                 message = decode_from_control_peer(data)
             except UNREADABLE:
                 continue  # not of this protocol; no child of ours sends such a thing
-            match message:
-                case Ready(role, rank) if child := self._children.find(role, rank):
-                    self._on_ready(child, message)
-                case Failed(role, rank, text, _) if child := self._children.find(role, rank):
-                    child.failure = text
-                case Ready() | Failed():
-                    pass  # of nobody we know
-                case Drained():
-                    self._stop()
-                case WorkerHung(rank, epoch):
-                    self._on_hang(rank, epoch)
-                case GetStatus():
-                    self._on_status_asked(identity)
-                case ChildStats():
-                    if self._status.take(identity, message):
-                        self._answer_status()
+            if isinstance(message, GetStatus | Restart | EndGroup):
+                self._on_asked(identity, message)
+            else:
+                self._on_child(identity, message)
+
+    def _on_asked(self, asker: bytes, message: GetStatus | Restart | EndGroup) -> None:
+        match message:
+            case GetStatus():
+                self._on_status_asked(asker)
+            case Restart(name, timeout_s):
+                self._restarts.ask(asker, name, timeout_s)
+                if self._state != "ready":
+                    self._restarts.refuse_all(f"the group is {self._state}")
+            case EndGroup(timeout_s):
+                self._end_askers.append(asker)
+                self._end_by_request(timeout_s)
+
+    def _on_child(self, identity: bytes, message: FromChild) -> None:
+        match message:
+            case Ready(role, rank) if child := self._children.find(role, rank):
+                self._on_ready(child, message)
+            case Failed(role, rank, text, _) if child := self._children.find(role, rank):
+                child.failure = text
+            case Ready() | Failed():
+                pass  # of nobody we know
+            case Drained():
+                self._drained = message
+                self._stop()
+            case WorkerHung(rank, epoch):
+                self._on_hang(rank, epoch)
+            case WorkerRetired(rank, epoch):
+                self._restarts.end_worker(rank, epoch)
+            case Stays(num_unfinished):
+                self._restarts.refuse("frontend", f"{num_unfinished} requests did not finish in time")
+            case ChildStats(query_id) if query_id == LIVENESS_QUERY:
+                self._liveness.take_answer(identity)
+            case ChildStats():
+                if self._status.take(identity, message):
+                    self._answer_status()
 
     def _on_status_asked(self, asker: bytes) -> None:
         if not self._status.is_asking:
@@ -187,17 +214,22 @@ class Supervisor:
         self._status.ask(asker)
 
     def _answer_status(self) -> None:
-        if self._status_timer is not None:
-            self._status_timer.cancel()
+        self._status_timer.cancel()
         self._status.answer(self._state)
 
     def _on_signal(self) -> None:
         os.read(self._signal_fd, 4096)
-        if self._state in ("starting", "draining", "stopping"):
-            self._error = None if self._state == "starting" else "interrupted while shutting down"
+        if self._state in ("draining", "stopping"):
+            self._error = "interrupted while shutting down"
             self._state = "gone"  # `run` kills what is left
         else:
-            self._drain(self._config.group.drain_timeout_s)
+            self._end_by_request(None)
+
+    def _end_by_request(self, timeout_s: float | None) -> None:
+        if self._state == "starting":
+            self._state = "gone"
+        elif self._state == "ready":
+            self._drain(self._config.group.drain_timeout_s if timeout_s is None else timeout_s)
 
     def _on_launcher_gone(self) -> None:
         assert self._launcher_fd is not None
@@ -220,12 +252,14 @@ class Supervisor:
             has_nothing_to_finish = child.role == "frontend" and self._state == "draining"
             if self._state == "starting" or has_nothing_to_finish:
                 self._fail(child.describe_end())
+            elif self._restarts.is_planned(child):
+                self._lose(child, f"{child.name} (pid {child.pid}) has ended as it was asked to", 0.0)
             else:
                 self._plan_restart(child)
         elif not self._children.any_alive:
             self._state = "gone"
         elif child.role == "output" and not self._error:
-            self._children.send(Shutdown(), "frontend", "worker", "metrics")
+            self._children.send(Shutdown(), *_LAST_ROLES)
 
     def _hear_last_words(self, child: ChildProcess) -> None:
         """One that gave up has said why, but its death may be known a moment before its message is here."""
@@ -241,44 +275,43 @@ class Supervisor:
         child = self._children.find("worker", rank)
         if child is None or child.epoch != epoch or not child.is_alive:
             return
+        self._end_hung(child, "has made no progress")
+
+    def _end_hung(self, child: ChildProcess, why: str) -> None:
         timeout_s = self._config.group.step_timeout_s
-        write_log(
-            f"procengine: {child.name} (pid {child.pid}) has made no progress for {timeout_s:g} s; its threads:\n"
-        )
+        write_log(f"procengine: {child.name} (pid {child.pid}) {why} for {timeout_s:g} s; its threads:\n")
         child.dump_stacks()
         self._loop.call_at(time.monotonic() + _DUMP_S, child.kill)  # its pidfd says so to `_on_death`
 
-    def _plan_restart(self, child: ChildProcess) -> None:
-        """It died; the group goes on without it until its successor is ready."""
-        now_s, group = time.monotonic(), self._config.group
-        policy = self._restart_policies.setdefault(
-            child.name, RestartPolicy(group.max_restarts, group.restart_window_s)
-        )
-        delay_s = policy.delay_s(now_s)
-        if delay_s is None:
-            self._give_up(child, _too_many_deaths(child, policy))
+    def _ask_who_lives(self) -> None:
+        """A worker may hang although it answers (`_on_hang`); whoever does not answer hangs, whatever it should do."""
+        if self._state not in ("ready", "draining"):
             return
-        end = child.describe_end()
-        write_log(f"procengine: {end}\nprocengine: {child.name} is restarted, {_WHAT_GOES_ON[child.role]}\n")
-        if child.role == "frontend":
-            self._children.send(FrontendLost(child.epoch, end.split("\n", 1)[0]), "output")
-        elif child.role == "output":
-            key = NOBODY if child.spans_fd is None else take_noted_key(child.spans_fd)
-            self._children.send(OutputLost(child.epoch, key), "frontend")
-        elif child.role not in _OPTIONAL_ROLES:
-            self._children.send(WorkerLost(child.rank, child.epoch), "frontend")
-        if delay_s:
-            self._loop.call_at(now_s + delay_s, lambda: self._replace(child))
+        for child in self._liveness.begin_round():
+            self._end_hung(child, "has not answered")
+        period_s = self._config.group.step_timeout_s / MAX_MISSED
+        self._loop.call_at(time.monotonic() + period_s, self._ask_who_lives)
+
+    def _plan_restart(self, child: ChildProcess) -> None:
+        """It died."""
+        delay_s = self._restarts.delay_s(child, time.monotonic())
+        if delay_s is None:
+            self._give_up(child, self._restarts.describe_last(child))
         else:
-            self._replace(child)
+            self._lose(child, child.describe_end(), delay_s)
+
+    def _lose(self, child: ChildProcess, end: str, delay_s: float) -> None:
+        """The group goes on without it until its successor is ready."""
+        write_log(f"procengine: {end}\nprocengine: {child.name} is restarted, {_WHAT_GOES_ON[child.role]}\n")
+        self._restarts.tell_loss(child, end.split("\n", 1)[0])
+        self._loop.call_at(time.monotonic() + delay_s, lambda: self._replace(child))
 
     def _give_up(self, child: ChildProcess, end: str) -> None:
         if child.role not in _OPTIONAL_ROLES:
             self._fail(end)
             return
         write_log(f"procengine: {end}\nprocengine: the group goes on without {child.name}\n")
-        if self._listener is not None:
-            self._listener.close()  # who asks shall hear at once that nobody answers
+        self._listeners.close(child.role)
 
     def _replace(self, dead: ChildProcess) -> None:
         if self._state in ("stopping", "gone"):
@@ -286,21 +319,22 @@ class Supervisor:
         self._loop.unwatch(dead.log_fd)
         child = self._children.replace(dead)
         self._watch_child(child)
-        self._loop.call_at(time.monotonic() + self._config.group.start_timeout_s, lambda: self._kill_if_late(child))
+        self._loop.call_at(child.started_s + self._config.group.start_timeout_s, lambda: self._kill_if_late(child))
 
     def _kill_if_late(self, child: ChildProcess) -> None:
         """A successor that hangs in its start is replaced like one that has died there."""
         if not child.is_ready and child.is_alive:
             timeout_s = self._config.group.start_timeout_s
             write_log(f"procengine: {child.name} (pid {child.pid}) did not become ready within {timeout_s:g} s\n")
-            child.kill()
+            child.kill()  # its pidfd says so to `_on_death`
 
     # --- end
 
     def _drain(self, timeout_s: float) -> None:
         self._state = "draining"
+        self._restarts.refuse_all("the group is draining")
         self._set_deadline(timeout_s + _STOP_GRACE_S)
-        self._children.send(Drain(timeout_s), "frontend", "output")
+        self._children.send(Drain(timeout_s), "frontend", "output", "api")
 
     def _stop(self, error: str | None = None) -> None:
         """Tell everybody to end; what does not within the grace time is killed."""
@@ -308,12 +342,12 @@ class Supervisor:
         self._set_deadline(_STOP_GRACE_S)
         output = self._children.find("output")
         if error:
-            self._children.send(Shutdown(error), "output", "frontend", "worker", "metrics")
+            self._children.send(Shutdown(error), "output", *_LAST_ROLES)
         elif output is not None and output.is_alive:
             # Alone: while its last texts are under way, nobody may say "gone".
             self._children.send(Shutdown(), "output")
         else:
-            self._children.send(Shutdown(), "frontend", "worker", "metrics")
+            self._children.send(Shutdown(), *_LAST_ROLES)
 
     def _fail(self, error: str) -> None:
         self._error = error
@@ -338,19 +372,6 @@ class Supervisor:
             self._state = "gone"
 
 
-def _loss_of(child: ChildProcess, epoch: int) -> WorkerLost | OutputLost:
-    """What the frontend is told of the end of such a child, of that epoch."""
-    return WorkerLost(child.rank, epoch) if child.role == "worker" else OutputLost(epoch)
-
-
-def _too_many_deaths(child: ChildProcess, policy: RestartPolicy) -> str:
-    end = child.describe_end()
-    if not policy.max_restarts:
-        return end
-    limit = f"{policy.num_recent} times within {policy.window_s:g} s (max_restarts is {policy.max_restarts})"
-    return f"{child.name} died {limit}; the last time: {end}"
-
-
 def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:
     """Run a group in this process as its supervisor, until it ends. Returns the exit status.
 
@@ -360,7 +381,7 @@ def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:
     run_dir = Path(config.group.run_dir)
     sweep_stale_dirs(run_dir.parent)
     lock_fd = claim_run_dir(run_dir)
-    signal_fd = _signals_as_descriptor()
+    signal_fd = signals_as_descriptor()
     try:
         return Supervisor(config, run_dir, launcher_fd, signal_fd).run()
     finally:
@@ -368,20 +389,10 @@ def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:
         os.close(lock_fd)
 
 
-def _signals_as_descriptor() -> int:
-    """SIGTERM, SIGINT and SIGHUP make this descriptor readable."""
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(writer)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, and means it
-            signal.signal(number, lambda *_: None)
-    return reader
-
-
 def _say(event: dict[str, Any]) -> None:
     """One JSON line on stdout."""
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
+    if not write_to(_STDOUT, json.dumps(event) + "\n"):
+        write_log(f"procengine: nobody could be told: {event['event']}\n")
 
 
 def main() -> int:

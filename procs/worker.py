@@ -202,7 +202,7 @@ def _obey_supervisor(child: Child, steps: queue.SimpleQueue[Step | Begin | None]
 
 
 def _open_device(child: Child) -> _Device:
-    return _open_mock(child.config) if child.config.worker.device == "mock" else _open_torch(child)
+    return _open_mock(child.config) if child.config.worker.device == "mock" else _open_real(child)
 
 
 def _open_mock(config: EngineConfig) -> _Device:
@@ -220,10 +220,10 @@ def _open_mock(config: EngineConfig) -> _Device:
     return _Device(runner.run, runner.forget_slots, cache.num_blocks or min(most, 1 << 17), {"device": "mock"})
 
 
-def _open_torch(child: Child) -> _Device:
-    from procengine.device import Device  # torch is imported here, and only in a worker that needs it
+def _open_real(child: Child) -> _Device:
+    from procengine.device import open_device  # the kernels are imported here, and only in a worker that needs them
 
-    device = Device(child.config, shows_progress=child.shows_progress)
+    device = open_device(child.config, shows_progress=child.shows_progress)
     return _Device(device.run, device.forget_slots, device.num_blocks, device.facts)
 
 

@@ -64,7 +64,7 @@ class Contender:
         memory = WeightMemory(sum(self.num_bytes))
         for shape in self.shapes:
             matrix = PackedMatrix(packed_format, *shape, memory)
-            matrix.pack(torch.randn(shape) * 0.02)
+            matrix.pack((torch.randn(shape) * 0.02).numpy())
             self.products.append(partial(packed_linear, weight=matrix))
 
     def run(self, inputs: dict[int, Tensor], best: list[float]) -> None:

@@ -22,7 +22,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from procengine import LLM, SamplingParams
 from procengine.config import ModelConfig
 from procengine.model_source import resolve_model
-from procengine.models.loader import open_weights
+from procengine.models.loader import read_into
+from procengine.models.weights import open_weights
 from procengine.paths import procengine_home
 
 
@@ -47,7 +48,7 @@ def transformers_model(config: ModelConfig, dtype: torch.dtype) -> LlamaForCausa
     source = open_weights(config)
     with torch.inference_mode():
         for name, parameter in model.named_parameters():
-            source.read_into(name, parameter)
+            read_into(source, name, parameter)
     return model.eval()
 
 

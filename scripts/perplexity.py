@@ -16,19 +16,21 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from procengine.config import ModelConfig, Quantization
+from procengine.config import DType, ModelConfig, Quantization
 from procengine.executor import Model
 from procengine.kernels.native.library import set_num_threads
 from procengine.kv_tensors import KVTensors
 from procengine.model_source import resolve_model
-from procengine.models.loader import load_model, open_weights
+from procengine.models.loader import load_model
 from procengine.models.packed_llama import load_packed
+from procengine.models.weights import open_weights
 from procengine.native_executor import NativeModel
 from procengine.paths import procengine_home
 from procengine.tokenizer import Tokenizer
@@ -37,7 +39,7 @@ from procengine.torch_executor import TorchModel
 QUANTIZATIONS = {"stored": "stored", "int8": "int8", "int4": "int4", "bf16": "none"}
 
 
-def load(config: ModelConfig, precision: str, kv_dtype: torch.dtype, threads: int) -> Model:
+def load(config: ModelConfig, precision: str, kv_dtype: DType, threads: int) -> Model[Any]:
     if precision == "float32":
         torch.set_num_threads(threads)
         return TorchModel(load_model(config, torch.float32, "cpu", progress=False))
@@ -47,14 +49,16 @@ def load(config: ModelConfig, precision: str, kv_dtype: torch.dtype, threads: in
 
 
 @torch.inference_mode()
-def perplexity(model: Model, config: ModelConfig, windows: Tensor) -> float:
+def perplexity(model: Model[Any], config: ModelConfig, windows: Tensor) -> float:
     """windows: int32 [windows, tokens]."""
     length = windows.shape[1]
-    executor = model.open(KVTensors(config, 1, 2, torch.float32, torch.device("cpu")))  # for its head
-    bounds, positions = torch.tensor([0, length], dtype=torch.int32), torch.arange(length)
+    arrays = model.arrays
+    executor = model.open(KVTensors(config, 1, 2, "float32", arrays))  # for its head
+    bounds, positions = arrays.send(np.array([0, length], np.int32)), arrays.send(np.arange(length))
     total = 0.0
     for window in windows:
-        logits = executor.compute_logits(model.encode(window.contiguous(), positions, bounds, length))
+        hidden = model.encode(arrays.send(window.contiguous().numpy()), positions, bounds, length)
+        logits = torch.as_tensor(executor.compute_logits(hidden))
         total += float(functional.cross_entropy(logits[:-1].double(), window[1:].long(), reduction="sum"))
     return math.exp(total / (windows.shape[0] * (length - 1)))
 
@@ -78,7 +82,7 @@ def main() -> None:
     first = 0.0
     for precision in args.precisions.split(","):
         began = time.monotonic()
-        value = perplexity(load(config, precision, getattr(torch, args.kv_cache_dtype), args.threads), config, windows)
+        value = perplexity(load(config, precision, args.kv_cache_dtype, args.threads), config, windows)
         first = first or value
         seconds = time.monotonic() - began
         print(f"{precision:8}  {value:9.4f}  {100 * (value / first - 1):+.3f} %  {seconds:.0f} s", flush=True)

@@ -17,7 +17,8 @@ from torch import Tensor
 from procengine.kernels.attention.metadata import AttentionMetadata
 from procengine.kernels.kv_cache import native as kv_cache
 from procengine.kernels.native import library
-from procengine.kernels.native.arguments import DTYPES, argument_structure
+from procengine.kernels.native.arguments import argument_structure
+from procengine.kernels.native.torch_dtypes import DTYPES
 
 __all__ = ["paged_attention", "varlen_attention", "why_not"]
 

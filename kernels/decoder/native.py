@@ -1,7 +1,7 @@
 """A forward pass of the Llama family by the native library: one call for all layers, one for the head.
 
 Owns: the structs of `native/llama.h`, the memory of activations, and the checks that the C functions rely on. Never
-does: read a checkpoint, or know about requests.
+does: read a checkpoint, or know about requests. Free of torch.
 """
 
 from __future__ import annotations
@@ -12,36 +12,41 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from procengine.errors import ConfigError
 from procengine.kernels.decoder.limits import DecoderSizes, why_not
 from procengine.kernels.linear.packed import PackedMatrix
 from procengine.kernels.native import library
+from procengine.kernels.native.arguments import BFLOAT16, FLOAT_IDS, address
 
 __all__ = ["BoundDecoder", "Decoder", "DecoderLayer"]
 
 _ALIGNMENT = 64
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_KV_DTYPES = (np.dtype(np.float32), BFLOAT16)
+
+Array = NDArray[Any]
+Float32s = NDArray[np.float32]
+Int32s = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """One block. Vectors are float32; what a model does not have is None."""
 
-    input_norm: Tensor  # [hidden]
+    input_norm: Float32s  # [hidden]
     qkv: tuple[PackedMatrix, ...]  # [(H + 2 Hkv) D, hidden], in up to three parts
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None  # [D]
-    k_norm: Tensor | None
+    qkv_bias: Float32s | None
+    q_norm: Float32s | None  # [D]
+    k_norm: Float32s | None
     output: PackedMatrix  # [hidden, H D]
-    output_bias: Tensor | None
-    post_attention_norm: Tensor
+    output_bias: Float32s | None
+    post_attention_norm: Float32s
     gate_up: PackedMatrix  # [2 I, hidden], rows in `gate_up_order`
-    gate_up_bias: Tensor | None  # in the same order
+    gate_up_bias: Float32s | None  # in the same order
     down: PackedMatrix  # [hidden, I]
-    down_bias: Tensor | None
+    down_bias: Float32s | None
 
 
 class _Layer(ctypes.Structure):
@@ -83,13 +88,14 @@ class _Scratch:
     """Memory that grows to the largest asked for."""
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = np.empty(0, np.uint8)
 
     def at_least(self, num_bytes: int) -> int:
         """The address of so many bytes, aligned to 64."""
-        if self._memory.numel() < num_bytes + _ALIGNMENT:
-            self._memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8)
-        return -(-self._memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+        if self._memory.size < num_bytes + _ALIGNMENT:
+            self._memory = np.empty(0, np.uint8)  # the old one goes first: both need not be there at once
+            self._memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+        return -(-address(self._memory) // _ALIGNMENT) * _ALIGNMENT
 
 
 class Decoder:
@@ -100,10 +106,10 @@ class Decoder:
         sizes: DecoderSizes,
         embedding: PackedMatrix,
         layers: Sequence[DecoderLayer],
-        final_norm: Tensor,
+        final_norm: Float32s,
         head: PackedMatrix,
-        cos: Tensor,
-        sin: Tensor,
+        cos: Float32s,
+        sin: Float32s,
     ) -> None:
         """embedding, head: [V, hidden], and may be one; cos, sin: float32 [positions, D / 2]."""
         reason = why_not(sizes, 2)
@@ -113,6 +119,7 @@ class Decoder:
         self.max_positions = cos.shape[0]
         matrices = [embedding, head, *(part for layer in layers for part in _matrices(layer))]
         self.formats = sorted({matrix.format.kind for matrix in matrices})
+        self.num_bytes = sum({id(matrix): matrix.num_bytes for matrix in matrices}.values())
         self.embedding = embedding
         self.layers = tuple(layers)
         self.final_norm = final_norm
@@ -122,9 +129,9 @@ class Decoder:
         self._model = _Model(
             layers=self._structs,
             embedding=ctypes.addressof(embedding.struct),
-            final_norm=final_norm.data_ptr(),
-            cos=cos.data_ptr(),
-            sin=sin.data_ptr(),
+            final_norm=address(final_norm),
+            cos=address(cos),
+            sin=address(sin),
             hidden=sizes.hidden_size,
             inner=sizes.intermediate_size,
             num_layers=len(layers),
@@ -138,9 +145,9 @@ class Decoder:
         self._functions = _functions()
         self._arena, self._head_scratch = _Scratch(), _Scratch()
 
-    def bind(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> BoundDecoder:
-        """The forward pass over a paged cache: of each layer [num_blocks, block_size, Hkv, D], contiguous, float32 or
-        bfloat16. The order of elements in a block is the kernels' own."""
+    def bind(self, keys: Sequence[Array], values: Sequence[Array]) -> BoundDecoder:
+        """The forward pass over a paged cache: of each layer [num_blocks, block_size, Hkv, D], contiguous, float32 or,
+        as uint16, bfloat16. The order of elements in a block is the kernels' own."""
         return BoundDecoder(self, keys, values)
 
     def run(self, step: _Step) -> None:
@@ -149,64 +156,65 @@ class Decoder:
         step.arena = self._arena.at_least(self._functions.arena(model, ctypes.addressof(step)))
         self._functions.forward(model, ctypes.addressof(step))
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Float32s) -> Float32s:
         """float32 [S, V] of hidden states, float32 [S, hidden]."""
         self._check_hidden(hidden)
-        logits = torch.empty(hidden.shape[0], self.head.outputs)
+        logits = np.empty((hidden.shape[0], self.head.outputs), np.float32)
         head = ctypes.addressof(self.head.struct)
         memory = self._head_scratch.at_least(self._functions.head_bytes(head, hidden.shape[0]))
-        self._functions.logits(head, hidden.data_ptr(), hidden.shape[0], logits.data_ptr(), memory)
+        self._functions.logits(head, address(hidden), hidden.shape[0], address(logits), memory)
         return logits
 
-    def greedy_tokens(self, hidden: Tensor) -> Tensor:
+    def greedy_tokens(self, hidden: Float32s) -> Int32s:
         """int32 [S]: the first largest logit of each row of hidden states, float32 [S, hidden]."""
         self._check_hidden(hidden)
-        tokens = torch.empty(hidden.shape[0], dtype=torch.int32)
+        tokens = np.empty(hidden.shape[0], np.int32)
         head = ctypes.addressof(self.head.struct)
         memory = self._head_scratch.at_least(self._functions.head_bytes(head, hidden.shape[0]))
-        self._functions.greedy(head, hidden.data_ptr(), hidden.shape[0], tokens.data_ptr(), memory)
+        self._functions.greedy(head, address(hidden), hidden.shape[0], address(tokens), memory)
         return tokens
 
-    def _check_hidden(self, hidden: Tensor) -> None:
-        assert hidden.dtype == torch.float32
-        assert hidden.is_contiguous()
+    def _check_hidden(self, hidden: Float32s) -> None:
+        assert hidden.dtype == np.float32
+        assert hidden.flags.c_contiguous
         assert hidden.shape[1:] == (self.sizes.hidden_size,)
 
 
 class BoundDecoder:
     """A decoder's forward pass over one paged cache."""
 
-    def __init__(self, decoder: Decoder, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    def __init__(self, decoder: Decoder, keys: Sequence[Array], values: Sequence[Array]) -> None:
         first = keys[0]
         block_size, (num_kv_heads, head_dim) = first.shape[1], first.shape[2:]
         reason = why_not(decoder.sizes, block_size)
         if reason is not None:
             raise ConfigError(f"the native decoder cannot use this cache: {reason}")
         assert (num_kv_heads, head_dim) == (decoder.sizes.num_kv_heads, decoder.sizes.head_dim)
-        for tensor in (*keys, *values):
-            assert (tensor.dtype, tensor.shape) == (first.dtype, first.shape)
-            assert tensor.is_contiguous()
+        assert first.dtype in _KV_DTYPES
+        for array in (*keys, *values):
+            assert (array.dtype, array.shape) == (first.dtype, first.shape)
+            assert array.flags.c_contiguous
         self._decoder = decoder
         self._kept = (keys, values)  # what the pointers point to
-        self._keys = (ctypes.c_void_p * len(keys))(*(tensor.data_ptr() for tensor in keys))
-        self._values = (ctypes.c_void_p * len(values))(*(tensor.data_ptr() for tensor in values))
+        self._keys = (ctypes.c_void_p * len(keys))(*map(address, keys))
+        self._values = (ctypes.c_void_p * len(values))(*map(address, values))
         self._step = _Step(
             keys=ctypes.addressof(self._keys),
             values=ctypes.addressof(self._values),
             block_size=block_size,
-            kv_dtype=_DTYPES[first.dtype],
+            kv_dtype=FLOAT_IDS[first.dtype],
         )
 
     def forward(
         self,
-        input_ids: Tensor,
-        query_start_loc: Tensor,
-        seq_lens: Tensor,
-        table_rows: Tensor,
-        block_tables: Tensor,
+        input_ids: Int32s,
+        query_start_loc: Int32s,
+        seq_lens: Int32s,
+        table_rows: NDArray[np.int64],
+        block_tables: Int32s,
         max_seq_len: int,
-        wanted: Tensor | None,
-    ) -> Tensor:
+        wanted: NDArray[np.int64] | None,
+    ) -> Float32s:
         """Computes a step's tokens, writes their keys and values, and gives hidden states after the final norm.
 
         Args:
@@ -223,23 +231,23 @@ class BoundDecoder:
         """
         decoder, step = self._decoder, self._step
         assert max_seq_len <= decoder.max_positions, (max_seq_len, decoder.max_positions)
-        for indices, dtype in ((input_ids, torch.int32), (query_start_loc, torch.int32), (seq_lens, torch.int32)):
-            assert indices.dtype == dtype
-            assert indices.is_contiguous()
-        assert table_rows.dtype == torch.int64
-        assert table_rows.is_contiguous()
-        assert block_tables.dtype == torch.int32
+        for indices in (input_ids, query_start_loc, seq_lens):
+            assert indices.dtype == np.int32
+            assert indices.flags.c_contiguous
+        assert table_rows.dtype == np.int64
+        assert table_rows.flags.c_contiguous
+        assert block_tables.dtype == np.int32
         num_tokens = input_ids.shape[0]
         num_wanted = num_tokens if wanted is None else wanted.shape[0]
-        hidden = torch.empty(num_wanted, decoder.sizes.hidden_size)
-        step.input_ids = input_ids.data_ptr()
-        step.query_start_loc = query_start_loc.data_ptr()
-        step.seq_lens = seq_lens.data_ptr()
-        step.table_rows = table_rows.data_ptr()
-        step.block_tables = block_tables.data_ptr()
-        step.table_stride = block_tables.stride(0)
-        step.wanted = None if wanted is None else wanted.data_ptr()
-        step.hidden = hidden.data_ptr()
+        hidden = np.empty((num_wanted, decoder.sizes.hidden_size), np.float32)
+        step.input_ids = address(input_ids)
+        step.query_start_loc = address(query_start_loc)
+        step.seq_lens = address(seq_lens)
+        step.table_rows = address(table_rows)
+        step.block_tables = address(block_tables)
+        step.table_stride = block_tables.strides[0] // 4
+        step.wanted = None if wanted is None else address(wanted)
+        step.hidden = address(hidden)
         step.num_rows = seq_lens.shape[0]
         step.num_tokens = num_tokens
         step.num_wanted = num_wanted
@@ -256,10 +264,10 @@ def _layer_struct(layer: DecoderLayer) -> _Layer:
     values: dict[str, Any] = {}
     for field in fields(layer):
         value = getattr(layer, field.name)
-        if isinstance(value, Tensor):
-            assert value.dtype == torch.float32
-            assert value.is_contiguous()
-            values[field.name] = value.data_ptr()
+        if isinstance(value, np.ndarray):
+            assert value.dtype == np.float32
+            assert value.flags.c_contiguous
+            values[field.name] = address(value)
         elif isinstance(value, PackedMatrix):
             values[field.name] = ctypes.addressof(value.struct)
         elif value is not None:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from procengine.kernels.native import library
-from procengine.kernels.native.arguments import DTYPES, argument_structure
+from procengine.kernels.native.arguments import address, argument_structure
+from procengine.kernels.native.torch_dtypes import DTYPES
 from procengine.kernels.rope import RotaryTable
 
 __all__ = ["rotate_and_write_kv", "why_not", "write_kv"]
@@ -67,8 +68,7 @@ def rotate_and_write_kv(
     """
     assert q.stride()[1:] == (q.shape[2], 1)
     assert q.dtype == k.dtype
-    for indices in (positions, table.cos, table.sin):
-        assert indices.is_contiguous()
+    assert positions.is_contiguous()
     assert positions.dtype == torch.int64
     assert table.cos.shape[1] * 2 == q.shape[2]
     for norm in (q_norm, k_norm):
@@ -79,8 +79,8 @@ def rotate_and_write_kv(
     arguments.num_heads = q.shape[1]
     arguments.q_norm = None if q_norm is None else q_norm.data_ptr()
     arguments.k_norm = None if k_norm is None else k_norm.data_ptr()
-    arguments.cos = table.cos.data_ptr()
-    arguments.sin = table.sin.data_ptr()
+    arguments.cos = address(table.cos)
+    arguments.sin = address(table.sin)
     arguments.positions = positions.data_ptr()
     arguments.eps = eps
     _write(arguments)

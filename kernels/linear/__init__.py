@@ -1,10 +1,4 @@
-"""Dense projections.
+"""Projections. `reference` takes any weights in torch, `native` packed ones; `packed` makes these, free of torch.
 
-Owns: what callers may use. Never does: arithmetic; that is in the backends' modules beside it.
+Owns: nothing; import the backend's module by name. Never does: arithmetic.
 """
-
-from __future__ import annotations
-
-from procengine.kernels.linear.reference import linear
-
-__all__ = ["linear"]

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from procengine.errors import ConfigError
-from procengine.kernels.linear.packed import DTYPE_IDS, PackedMatrix
+from procengine.kernels.linear.packed import PackedMatrix
 from procengine.kernels.native.library import native_function
+from procengine.kernels.native.torch_dtypes import DTYPES
 
 __all__ = ["packed_linear"]
-
-_FLOATS = (torch.float32, torch.bfloat16)
 
 
 class _Epilogue(ctypes.Structure):
@@ -55,13 +54,13 @@ def packed_linear(
 
     Raises ConfigError for what it cannot take.
     """
-    if x.ndim != 2 or x.shape[1] != weight.inputs or x.dtype not in _FLOATS or x.stride(1) != 1:
+    if x.ndim != 2 or x.shape[1] != weight.inputs or x.dtype not in DTYPES or x.stride(1) != 1:
         raise ConfigError(f"x must be float32 or bfloat16 [M, {weight.inputs}], not {x.dtype} {list(x.shape)}")
     if silu_mul and weight.outputs % 32:
         raise ConfigError(f"silu_mul takes a multiple of 32 outputs, not {weight.outputs}")
     shape = (x.shape[0], weight.outputs // 2 if silu_mul else weight.outputs)
     out = torch.empty(shape, dtype=x.dtype) if out is None else out
-    if out.shape != shape or out.dtype not in _FLOATS or out.stride(1) != 1:
+    if out.shape != shape or out.dtype not in DTYPES or out.stride(1) != 1:
         raise ConfigError(f"out must be float32 or bfloat16 {list(shape)}, not {out.dtype} {list(out.shape)}")
     if bias is not None and (bias.shape != (weight.outputs,) or bias.dtype != torch.float32):
         raise ConfigError(f"bias must be float32 [{weight.outputs}], not {bias.dtype} {list(bias.shape)}")
@@ -70,13 +69,13 @@ def packed_linear(
     epilogue = _Epilogue(
         out=out.data_ptr(),
         out_stride=out.stride(0),
-        out_type=DTYPE_IDS[out.dtype],
+        out_type=DTYPES[out.dtype],
         silu_mul=silu_mul,
         bias=None if bias is None else bias.data_ptr(),
         residual=None if residual is None else residual.data_ptr(),
     )
     _linear()(
-        *(ctypes.byref(weight.struct), x.data_ptr(), DTYPE_IDS[x.dtype], x.stride(0), x.shape[0]),
+        *(ctypes.byref(weight.struct), x.data_ptr(), DTYPES[x.dtype], x.stride(0), x.shape[0]),
         ctypes.byref(epilogue),
     )
     return out

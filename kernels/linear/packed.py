@@ -1,7 +1,7 @@
 """Weights in the layouts that the native kernels read: integers of 8 or 4 bits with fp16 scales, or bf16.
 
 Owns: their formats and memory, and the ways into and out of them. Never does: multiply; `native.py` does. The layouts
-are described in `kernels/native/quant.h`.
+are described in `kernels/native/quant.h`. Free of torch.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from procengine.errors import ConfigError
+from procengine.kernels.native.arguments import FLOAT_IDS, address
 from procengine.kernels.native.library import native_function
 
 __all__ = ["GGML_FORMATS", "PackedFormat", "PackedMatrix", "WeightMemory", "gate_up_order"]
@@ -25,7 +26,8 @@ _HUGE_PAGE = 2 << 20
 
 _FORMAT_IDS = {"int8": 0, "int4": 1, "bf16": 2}
 _BITS = {"int8": 8, "int4": 4, "bf16": 16}
-DTYPE_IDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # DType in `abi.h`
+
+Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +104,15 @@ class WeightMemory:
         self._map = mmap.mmap(-1, max(1, num_bytes) + _HUGE_PAGE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
-        whole = torch.frombuffer(self._map, dtype=torch.uint8)
-        start = -whole.data_ptr() % _HUGE_PAGE
+        whole = np.frombuffer(self._map, np.uint8)
+        start = -address(whole) % _HUGE_PAGE
         self._memory = whole[start : start + num_bytes]
         self._used = 0
 
-    def take(self, num_bytes: int) -> Tensor:
+    def take(self, num_bytes: int) -> NDArray[np.uint8]:
         """uint8 [num_bytes], 64-byte aligned."""
         start, self._used = self._used, self._used + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        assert start + num_bytes <= self._memory.numel(), "more weights than were counted"
+        assert start + num_bytes <= self._memory.size, "more weights than were counted"
         return self._memory[start : start + num_bytes]
 
 
@@ -141,7 +143,7 @@ class PackedMatrix:
         self.outputs = outputs
         self.inputs = inputs
         self._memory = (memory or WeightMemory(sum(sections))).take(sum(sections))
-        values = self._memory.data_ptr()
+        values = address(self._memory)
         scales = values + sections[0]
         self.struct = _Struct(
             format=_FORMAT_IDS[packed_format.kind],
@@ -162,20 +164,21 @@ class PackedMatrix:
     @property
     def num_bytes(self) -> int:
         """What a product reads."""
-        return self._memory.numel()
+        return self._memory.size
 
-    def pack(self, rows: Tensor, outputs: Tensor | None = None) -> None:
-        """Store `rows` ([n, inputs] of float32, bfloat16 or float16), rounded to the format; row i as outputs[i].
+    def pack(self, rows: NDArray[Any], outputs: Int64s | None = None) -> None:
+        """Store `rows` ([n, inputs] of float32, float16 or, as uint16, bfloat16), rounded to the format; row i as
+        outputs[i].
 
         outputs: int64 [n]; None counts from 0.
         """
-        if rows.ndim != 2 or rows.shape[1] != self.inputs or rows.dtype not in DTYPE_IDS:
+        if rows.ndim != 2 or rows.shape[1] != self.inputs or rows.dtype not in FLOAT_IDS:
             raise ConfigError(f"rows to pack must be floats [n, {self.inputs}], not {rows.dtype} {list(rows.shape)}")
-        rows, outputs = rows.contiguous(), self._checked(outputs, rows.shape[0])
+        rows, outputs = np.require(rows, None, ["C", "A"]), self._checked(outputs, rows.shape[0])
         pack = native_function("pe_pack_floats", None, *_PACK)
-        pack(ctypes.byref(self.struct), rows.data_ptr(), DTYPE_IDS[rows.dtype], rows.shape[0], outputs.data_ptr())
+        pack(ctypes.byref(self.struct), address(rows), FLOAT_IDS[rows.dtype], rows.shape[0], address(outputs))
 
-    def pack_blocks(self, blocks: Tensor, ggml_type: str, outputs: Tensor | None = None) -> None:
+    def pack_blocks(self, blocks: NDArray[np.uint8], ggml_type: str, outputs: Int64s | None = None) -> None:
         """Store rows of ggml blocks (uint8 [n, bytes of a row]) as they are; row i as outputs[i].
 
         The matrix's format is that of GGML_FORMATS, or one that can hold it: int8 for int4, a smaller group, with mins.
@@ -183,32 +186,32 @@ class PackedMatrix:
         self._check_holds(ggml_type)
         size, size_bytes = _GGML_BLOCKS[ggml_type]
         row_bytes = self.inputs // size * size_bytes
-        if blocks.dtype != torch.uint8 or blocks.ndim != 2 or self.inputs % size or blocks.shape[1] != row_bytes:
+        if blocks.dtype != np.uint8 or blocks.ndim != 2 or self.inputs % size or blocks.shape[1] != row_bytes:
             shape = list(blocks.shape)
             raise ConfigError(f"{ggml_type} rows of {self.inputs} must be uint8 [n, {row_bytes}], not {shape}")
-        blocks, outputs = blocks.contiguous(), self._checked(outputs, blocks.shape[0])
+        blocks, outputs = np.require(blocks, None, ["C", "A"]), self._checked(outputs, blocks.shape[0])
         pack = native_function("pe_pack_blocks", None, *_PACK)
         pack(
-            *(ctypes.byref(self.struct), blocks.data_ptr(), _GGML_IDS[ggml_type]),
-            *(blocks.shape[0], outputs.data_ptr()),
+            *(ctypes.byref(self.struct), address(blocks), _GGML_IDS[ggml_type]),
+            *(blocks.shape[0], address(outputs)),
         )
 
-    def unpack(self, outputs: Tensor | None = None) -> Tensor:
+    def unpack(self, outputs: Int64s | None = None) -> NDArray[np.float32]:
         """The weights it stands for, float32 [n, inputs]: of the rows `outputs` (int64 [n]), or of all."""
         outputs = self._checked(outputs, self.outputs if outputs is None else outputs.shape[0])
-        result = torch.empty(outputs.shape[0], self.inputs)
+        result = np.empty((outputs.size, self.inputs), np.float32)
         unpack = native_function("pe_unpack", None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-        unpack(ctypes.byref(self.struct), outputs.shape[0], outputs.data_ptr(), result.data_ptr())
+        unpack(ctypes.byref(self.struct), outputs.size, address(outputs), address(result))
         return result
 
-    def _checked(self, outputs: Tensor | None, num_rows: int) -> Tensor:
+    def _checked(self, outputs: Int64s | None, num_rows: int) -> Int64s:
         if outputs is None:
-            outputs = torch.arange(num_rows)
+            outputs = np.arange(num_rows, dtype=np.int64)
         if outputs.shape != (num_rows,):
             raise ConfigError(f"{num_rows} rows need as many outputs, not {list(outputs.shape)}")
         if num_rows and not (int(outputs.min()) >= 0 and int(outputs.max()) < self.outputs):
             raise ConfigError(f"outputs must be between 0 and {self.outputs - 1}")
-        return outputs.to(torch.int64).contiguous()
+        return np.ascontiguousarray(outputs, np.int64)
 
     def _check_holds(self, ggml_type: str) -> None:
         wanted = GGML_FORMATS.get(ggml_type)
@@ -223,11 +226,11 @@ class PackedMatrix:
 _PACK = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p)
 
 
-def gate_up_order(intermediate_size: int) -> Tensor:
+def gate_up_order(intermediate_size: int) -> Int64s:
     """Where rows of [gate | up] go in a matrix for `silu_mul`: int64 [2 * intermediate_size].
 
     Each panel of 32 holds 16 gates and the 16 ups that they multiply. intermediate_size: a multiple of 16.
     """
-    index = torch.arange(intermediate_size)
+    index = np.arange(intermediate_size, dtype=np.int64)
     gates = index // 16 * PANEL + index % 16
-    return torch.cat((gates, gates + 16))
+    return np.concatenate((gates, gates + 16))

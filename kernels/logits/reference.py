@@ -12,35 +12,33 @@ from torch.nn import functional as F
 
 from procengine.kernels import host_reads
 
-__all__ = ["add_bias", "apply_penalties", "apply_token_bitmask", "ban_sequences", "ban_tokens_before"]
+__all__ = ["add_rows", "apply_penalties", "apply_token_bitmask", "ban_sequences", "ban_tokens_before"]
 
 
 def apply_penalties(
-    logits: Tensor,
-    output_counts: Tensor,
-    prompt_mask: Tensor,
-    repetition: Tensor,
-    frequency: Tensor,
-    presence: Tensor,
+    logits: Tensor, rows: Tensor, output_counts: Tensor, prompt_mask: Tensor, slots: Tensor, penalties: Tensor
 ) -> None:
-    """Make tokens that were there before less likely, or more. Changes `logits`, float32 [S, V].
+    """Make tokens that were there before less likely, or more. Changes `rows`, int64 [n], of `logits`, float32 [S, V].
 
-    output_counts: int32 [S, V], how often each token was generated. prompt_mask: bool [S, V], whether the prompt holds
-    it. repetition, frequency, presence: float32 [S]; the values 1, 0 and 0 leave a row as it is, bit for bit.
+    Of the tables, `slots`, int64 [n], are looked at: output_counts: int32 [*, V], how often each token was generated.
+    prompt_mask: bool [*, V], whether the prompt holds it. penalties: float32 [n, 3], repetition, frequency, presence;
+    the values 1, 0 and 0 leave a row as it is, bit for bit.
 
     Repetition is that of CTRL (Keskar et al. 2019, arXiv:1909.05858) as transformers has it: over prompt and output,
     positive logits are divided and negative ones multiplied. Then frequency (once for each time) and presence (once)
     are subtracted over the output alone, as OpenAI's API reference defines them.
     """
-    seen = prompt_mask | (output_counts > 0)
+    some = logits[rows]
+    counts, (repetition, frequency, presence) = output_counts[slots], penalties.unbind(1)
+    seen = prompt_mask[slots] | (counts > 0)
     if host_reads.are_free(logits):  # few tokens were seen: look at those alone
         used = (repetition != 1) | (frequency != 0) | (presence != 0)
-        rows, tokens = (seen & used.unsqueeze(1)).nonzero(as_tuple=True)
-        counts, chosen = output_counts[rows, tokens], (repetition[rows], frequency[rows], presence[rows])
-        logits[rows, tokens] = _penalised(logits[rows, tokens], counts, *chosen)
+        of, tokens = (seen & used.unsqueeze(1)).nonzero(as_tuple=True)
+        some[of, tokens] = _penalised(some[of, tokens], counts[of, tokens], repetition[of], frequency[of], presence[of])
     else:
         columns = (repetition.unsqueeze(1), frequency.unsqueeze(1), presence.unsqueeze(1))
-        torch.where(seen, _penalised(logits, output_counts, *columns), logits, out=logits)
+        torch.where(seen, _penalised(some, counts, *columns), some, out=some)
+    logits[rows] = some
 
 
 def _penalised(logits: Tensor, counts: Tensor, repetition: Tensor, frequency: Tensor, presence: Tensor) -> Tensor:
@@ -49,12 +47,12 @@ def _penalised(logits: Tensor, counts: Tensor, repetition: Tensor, frequency: Te
     return repeated - counts * frequency - (counts > 0) * presence
 
 
-def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, values: Tensor) -> None:
-    """Add `values`, float32 [E], to the entries (rows, token_ids), both int64 [E], of `logits`, float32 [S, V].
+def add_rows(logits: Tensor, rows: Tensor, table: Tensor, slots: Tensor) -> None:
+    """Add rows `slots`, int64 [n], of `table`, float32 [*, V], to `rows`, int64 [n], of `logits`, float32 [S, V].
 
-    OpenAI's `logit_bias`. An entry named twice gets both.
+    OpenAI's `logit_bias`, one row for each request that has any.
     """
-    logits.index_put_((rows, token_ids), values, accumulate=True)
+    logits.index_add_(0, rows, table[slots])
 
 
 def apply_token_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:

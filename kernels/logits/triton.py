@@ -16,25 +16,20 @@ _BLOCK = 1024
 
 
 def apply_penalties(
-    logits: Tensor,
-    output_counts: Tensor,
-    prompt_mask: Tensor,
-    repetition: Tensor,
-    frequency: Tensor,
-    presence: Tensor,
+    logits: Tensor, rows: Tensor, output_counts: Tensor, prompt_mask: Tensor, slots: Tensor, penalties: Tensor
 ) -> None:
     """As the reference: one pass over counts, mask and logits, which writes where something changed."""
-    num_rows, vocab_size = logits.shape
+    vocab_size = logits.shape[1]
     for table in (logits, output_counts, prompt_mask):
         assert table.stride(1) == 1
-    if num_rows:
-        _penalties_kernel[(num_rows, triton.cdiv(vocab_size, _BLOCK))](
+    if rows.shape[0]:
+        _penalties_kernel[(rows.shape[0], triton.cdiv(vocab_size, _BLOCK))](
             logits,
+            rows,
             output_counts,
             prompt_mask.view(torch.uint8),
-            repetition.contiguous(),
-            frequency.contiguous(),
-            presence.contiguous(),
+            slots,
+            penalties.contiguous(),
             logits.stride(0),
             output_counts.stride(0),
             prompt_mask.stride(0),
@@ -56,28 +51,29 @@ def apply_token_bitmask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
 @triton.jit
 def _penalties_kernel(
     logits: tl.tensor,
+    rows: tl.tensor,
     output_counts: tl.tensor,
     prompt_mask: tl.tensor,
-    repetitions: tl.tensor,
-    frequencies: tl.tensor,
-    presences: tl.tensor,
+    slots: tl.tensor,
+    penalties: tl.tensor,
     logits_stride: tl.tensor,
     counts_stride: tl.tensor,
     mask_stride: tl.tensor,
     vocab_size: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    row = tl.program_id(0).to(tl.int64)
+    entry = tl.program_id(0).to(tl.int64)
+    row, slot = tl.load(rows + entry), tl.load(slots + entry)
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = ids < vocab_size
-    counts = tl.load(output_counts + row * counts_stride + ids, mask=is_inside, other=0)
-    in_prompt = tl.load(prompt_mask + row * mask_stride + ids, mask=is_inside, other=0)
+    counts = tl.load(output_counts + slot * counts_stride + ids, mask=is_inside, other=0)
+    in_prompt = tl.load(prompt_mask + slot * mask_stride + ids, mask=is_inside, other=0)
     is_seen = is_inside & ((counts > 0) | (in_prompt > 0))
     values = tl.load(logits + row * logits_stride + ids, mask=is_seen, other=0.0)
-    repetition = tl.load(repetitions + row)
+    repetition = tl.load(penalties + entry * 3)
     values = tl.where(values > 0, tl.div_rn(values, repetition), values * repetition)
-    values = values - counts.to(tl.float32) * tl.load(frequencies + row)
-    values = values - (counts > 0).to(tl.float32) * tl.load(presences + row)
+    values = values - counts.to(tl.float32) * tl.load(penalties + entry * 3 + 1)
+    values = values - (counts > 0).to(tl.float32) * tl.load(penalties + entry * 3 + 2)
     tl.store(logits + row * logits_stride + ids, values, mask=is_seen)
 
 

@@ -433,7 +433,7 @@ class ItemWorker {
         if (begin >= end) return;
         alignas(64) float scores[NUM_ROWS * TILE];
         alignas(64) float probabilities[NUM_ROWS * PROBABILITIES];
-        float factors[NUM_ROWS];
+        alignas(64) float factors[LANES];
         const float* const queries = scratch_.queries + row * sizes_.key_units * Unit::PACKED;
         const int64_t key_stride = key_stride_;
         for_vectors<NUM_ROWS>(begin / LANES, ceil_div(end, LANES), [&](auto vectors, int64_t first) {
@@ -444,10 +444,14 @@ class ItemWorker {
                 [&](int64_t k, int64_t v) { return load_units(keys[v] + k * key_stride); },
                 scores + first * LANES, TILE, nullptr);
         });
-        for (int r = 0; r < NUM_ROWS; ++r)
-            factors[r] = take_scores(scores + r * TILE, probabilities + r * PROBABILITIES, begin, end,
-                                     rows_begin_[row + r] - first_key, rows_end_[row + r] - first_key,
-                                     states.highest[row + r], states.sums + (row + r) * sizes_.state_stride);
+        if (rows_begin_[row + NUM_ROWS - 1] <= first_key && rows_end_[row] >= first_key + TILE)
+            take_all_scores<NUM_ROWS>(scores, probabilities, states.highest + row,
+                                      states.sums + row * sizes_.state_stride, factors);
+        else
+            for (int r = 0; r < NUM_ROWS; ++r)
+                factors[r] = take_scores(scores + r * TILE, probabilities + r * PROBABILITIES, begin, end,
+                                         rows_begin_[row + r] - first_key, rows_end_[row + r] - first_key,
+                                         states.highest[row + r], states.sums + (row + r) * sizes_.state_stride);
         if (row == 0) fetch_next_keys(first_key, count);
         float* const sums = states.sums + row * sizes_.state_stride + LANES;
         if (sizes_.is_whole_dim)
@@ -485,6 +489,35 @@ class ItemWorker {
         constexpr int AT_ONCE = NUM_ROWS <= 4 && ROWS > 4 ? 4 : 2;
         for (; first + AT_ONCE <= end; first += AT_ONCE) multiply_some(Vectors<AT_ONCE>{}, first);
         for (; first < end; ++first) multiply_some(Vectors<1>{}, first);
+    }
+
+    // The softmax step of rows that see the whole tile, as most do of a long prompt: bit by bit what `take_scores` does, all
+    // rows at once so that none waits for another's maximum, and one power for the factors of all.
+    template <int NUM_ROWS>
+    PE_ALWAYS_INLINE void take_all_scores(const float* scores, float* probabilities, float* highest, float* sums,
+                                          float* factors) const {
+        static_assert(NUM_ROWS <= LANES, "a lane for each row");
+        alignas(64) float before[LANES] = {}, now[LANES] = {};
+#pragma GCC unroll 8
+        for (int r = 0; r < NUM_ROWS; ++r) {
+            before[r] = highest[r];
+            f32v top = splat(before[r]);
+            for (int i = 0; i < TILE; i += LANES) top = max(top, load(scores + r * TILE + i));
+            highest[r] = now[r] = reduce_max(top);
+        }
+        store(factors, exp2_clamped((load(before) - load(now)) * splat(scale_)));
+        const f32v scale = splat(scale_);
+#pragma GCC unroll 8
+        for (int r = 0; r < NUM_ROWS; ++r) {
+            const f32v offset = splat(-now[r] * scale_);
+            f32v sum = {};
+            for (int i = 0; i < TILE; i += LANES) {
+                const f32v p = exp2_clamped(fma(load(scores + r * TILE + i), scale, offset));
+                sum += p;
+                Unit::pack(probabilities + r * PROBABILITIES, i, p, LANES);
+            }
+            store(sums + r * sizes_.state_stride, fma(load(sums + r * sizes_.state_stride), splat(factors[r]), sum));
+        }
     }
 
     // One row's softmax step over scores begin .. end, of which it sees those from `first` to `last`: fills in its

@@ -358,6 +358,7 @@ class Forward {
             if (parts[i]->format == WEIGHT_BF16) {
                 args.out = const_cast<bf16*>(to[i].rows);
                 args.out_dtype = BF16;
+                args.out_stride = model_.hidden;
                 rms_norm(args, rows);
                 continue;
             }

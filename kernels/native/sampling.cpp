@@ -18,17 +18,6 @@ constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 constexpr double MASS_ERROR = 4e-6;
 constexpr int64_t FIRST_NUCLEUS = 64;  // tokens that a nucleus is looked for in at first
 
-SamplingKernels kernels() {
-#if defined(__x86_64__)
-    switch (isa()) {
-        case AVX512: return sampling_kernels_avx512();
-        case AVX2: return sampling_kernels_avx2();
-        default: break;
-    }
-#endif
-    return sampling_kernels_portable();
-}
-
 // The hashes of kernels/sampling/randomness.py.
 uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -116,8 +105,10 @@ class Draw {
 
     // Returns whether it is certain that the reference takes the same.
     bool run(const SampleArgs& args, int64_t row, int32_t& token) {
-        token = 0;
-        if (!std::isfinite(top_)) return false;  // there may be several infinities, or nothing to draw
+        if (!std::isfinite(top_)) {  // there is no distribution: the first NaN, or of what is largest
+            token = static_cast<int32_t>(set_.argmax(scaled_, count_));
+            return true;
+        }
         if (args.features & MIN_P && args.log_min_p[row] > LOWEST) floor_ = top_ + args.log_min_p[row];
         if (args.features & TOP_K && args.top_k[row] > 0 && args.top_k[row] < count_) keep_top_k(args.top_k[row]);
         if (args.features & TOP_P && args.top_p[row] < 1) keep_nucleus(args.top_p[row]);
@@ -269,8 +260,19 @@ void sample_row(const SampleArgs& args, int64_t row, const SamplingKernels& set)
 
 }  // namespace
 
+SamplingKernels sampling_kernels() {
+#if defined(__x86_64__)
+    switch (isa()) {
+        case AVX512: return sampling_kernels_avx512();
+        case AVX2: return sampling_kernels_avx2();
+        default: break;
+    }
+#endif
+    return sampling_kernels_portable();
+}
+
 void sample(const SampleArgs& args, Range rows) {
-    const SamplingKernels set = kernels();
+    const SamplingKernels set = sampling_kernels();
     for (int64_t row = rows.begin; row < rows.end; ++row) sample_row(args, row, set);
 }
 

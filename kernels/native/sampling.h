@@ -3,7 +3,7 @@
 // The tokens are those of kernels/sampling/reference.py, whose logarithms are float32 and may be rounded differently on
 // every machine. Scores are computed here in double precision, and where float32 could have decided otherwise (the runner-up
 // is too close, or the winner stands at the very edge of a nucleus) the row is reported as uncertain: about one row in
-// thirty thousand. Whoever needs the reference's token asks it then.
+// thirty thousand.
 #pragma once
 
 #include <cstdint>

@@ -23,6 +23,7 @@ struct SamplingKernels {
                    float (*consider)(void* context, int64_t token));
 };
 
+SamplingKernels sampling_kernels();  // of the instruction set in use
 SamplingKernels sampling_kernels_portable();
 SamplingKernels sampling_kernels_avx2();
 SamplingKernels sampling_kernels_avx512();

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from procengine.kernels.native import library
-from procengine.kernels.native.arguments import DTYPES, argument_structure
+from procengine.kernels.native.arguments import argument_structure
+from procengine.kernels.native.torch_dtypes import DTYPES
 
 __all__ = ["add_rms_norm", "rms_norm"]
 

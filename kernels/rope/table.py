@@ -1,6 +1,9 @@
 """Cosine and sine tables of rotary position embedding, with the usual ways to stretch them.
 
-Owns: frequencies and tables. Never does: apply them, or decide which scaling a model has.
+Owns: frequencies and tables. Never does: apply them, or decide which scaling a model has. Free of torch.
+
+Values are float32 from step to step, as the models were trained with, rounding errors included; a power, a cosine and
+a sine are computed in float64 and rounded once, which is what the libraries of other engines come within one bit of.
 """
 
 from __future__ import annotations
@@ -8,12 +11,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from procengine.errors import ConfigError
 
 __all__ = ["RopeSpec", "RotaryTable", "make_rotary_table"]
+
+Float32s = NDArray[np.float32]
+_CHUNK = 4096  # positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +43,32 @@ class RopeSpec:
 class RotaryTable:
     """cos and sin: float32 [max_len, head_dim/2]; row p holds the angles of position p."""
 
-    cos: Tensor
-    sin: Tensor
+    cos: Float32s
+    sin: Float32s
 
 
-def make_rotary_table(spec: RopeSpec, max_len: int, device: str | torch.device = "cpu") -> RotaryTable:
+def make_rotary_table(spec: RopeSpec, max_len: int) -> RotaryTable:
     """The table for positions 0..max_len-1."""
-    # float32 throughout, as the models were trained with, rounding errors included.
-    angles = torch.outer(torch.arange(max_len, dtype=torch.float32), _frequencies(spec))
-    multiplier = _attention_factor(spec)
-    return RotaryTable(cos=(angles.cos() * multiplier).to(device), sin=(angles.sin() * multiplier).to(device))
+    frequencies, multiplier = _frequencies(spec), np.float32(_attention_factor(spec))
+    shape = (max_len, frequencies.size)
+    table = RotaryTable(np.empty(shape, np.float32), np.empty(shape, np.float32))
+    for start in range(0, max_len, _CHUNK):  # the float64 intermediates stay small
+        part = slice(start, min(start + _CHUNK, max_len))
+        angles = np.outer(np.arange(part.start, part.stop, dtype=np.float32), frequencies).astype(np.float64)
+        table.cos[part] = np.cos(angles).astype(np.float32) * multiplier
+        table.sin[part] = np.sin(angles).astype(np.float32) * multiplier
+    return table
 
 
-def _frequencies(spec: RopeSpec) -> Tensor:
+def _frequencies(spec: RopeSpec) -> Float32s:
     """float32 [head_dim/2], radians per position."""
-    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).to(torch.float32) / spec.head_dim
-    plain = 1.0 / (spec.theta**exponents)
+    exponents = np.arange(0, spec.head_dim, 2).astype(np.float32) / np.float32(spec.head_dim)
+    plain: Float32s = np.float32(1) / np.power(spec.theta, exponents.astype(np.float64)).astype(np.float32)
     match spec.kind:
         case "none":
             return plain
         case "linear":
-            return plain / spec.factor
+            return plain / np.float32(spec.factor)
         case "llama3":
             return _llama3(spec, plain)
         case "yarn":
@@ -66,23 +77,25 @@ def _frequencies(spec: RopeSpec) -> Tensor:
             raise ConfigError(f"unknown rope scaling {spec.kind!r}; there are: none, linear, llama3, yarn")
 
 
-def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:
+def _llama3(spec: RopeSpec, plain: Float32s) -> Float32s:
     """Slow waves are stretched by factor, fast ones kept, those between blended (Llama 3.1's reference code)."""
-    turns = spec.original_max_position_embeddings * plain / (2 * math.pi)  # full turns within the trained context
+    turns = plain * spec.original_max_position_embeddings / (2 * math.pi)  # full turns within the trained context
     keep = (turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
-    keep = keep.clamp(0.0, 1.0)
-    return (1.0 - keep) * plain / spec.factor + keep * plain
+    keep = keep.clip(0.0, 1.0)
+    blended: Float32s = (1.0 - keep) * plain / spec.factor + keep * plain
+    return blended
 
 
-def _yarn(spec: RopeSpec, plain: Tensor) -> Tensor:
+def _yarn(spec: RopeSpec, plain: Float32s) -> Float32s:
     """NTK-by-parts interpolation (Peng et al. 2023, arXiv:2309.00071, section 3.2)."""
     low, high = (_yarn_dimension(spec, turns) for turns in (spec.beta_fast, spec.beta_slow))
     if spec.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, spec.head_dim - 1)
     width = max(high - low, 0.001)  # never divide by zero
-    ramp = ((torch.arange(spec.head_dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
-    return plain / spec.factor * ramp + plain * (1.0 - ramp)
+    ramp = ((np.arange(spec.head_dim // 2, dtype=np.float32) - low) / width).clip(0.0, 1.0)
+    blended: Float32s = plain / spec.factor * ramp + plain * (1.0 - ramp)
+    return blended
 
 
 def _yarn_dimension(spec: RopeSpec, turns: float) -> float:

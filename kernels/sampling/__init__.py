@@ -1,12 +1,10 @@
-"""Token sampling and log probabilities.
+"""Token sampling and log probabilities; in `reference` and `logprobs` by torch, in `native` without it.
 
-Owns: what callers may use. Never does: arithmetic; that is in the backends' modules beside it.
+Owns: what callers may use without torch. Never does: arithmetic; that is in the backends' modules beside it.
 """
 
 from __future__ import annotations
 
-from procengine.kernels.sampling.inputs import GREEDY_TEMPERATURE, SamplingFeatures, SamplingTensors
-from procengine.kernels.sampling.logprobs import gather_logprobs
-from procengine.kernels.sampling.reference import sample
+from procengine.kernels.sampling.inputs import GREEDY_TEMPERATURE, SamplingColumns, SamplingFeatures
 
-__all__ = ["GREEDY_TEMPERATURE", "SamplingFeatures", "SamplingTensors", "gather_logprobs", "sample"]
+__all__ = ["GREEDY_TEMPERATURE", "SamplingColumns", "SamplingFeatures"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from procengine.kernels import host_reads
-from procengine.kernels.sampling.inputs import SamplingFeatures, SamplingTensors
+from procengine.kernels.sampling.inputs import SamplingColumns, SamplingFeatures
 
 __all__ = ["filter_logits"]
 
@@ -21,7 +21,7 @@ _Filter = Callable[[Tensor, Tensor], Tensor]
 _NUCLEUS_GUESS = 1024
 
 
-def filter_logits(scaled: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
+def filter_logits(scaled: Tensor, tensors: SamplingColumns[Tensor], features: SamplingFeatures) -> Tensor:
     """`scaled` (logits over temperature, float32 [S, V]) with -inf where a token is not to be drawn.
 
     In vLLM's order: min_p, top_k, top_p, each on what the one before left. At least one token stays.

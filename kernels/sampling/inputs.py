@@ -1,16 +1,18 @@
 """What a sampler is told about a batch.
 
-Owns: the parameters of each row, as tensors, and which features the batch uses. Never does: validate user input.
+Owns: the parameters of each row, as tensors or numpy arrays, and which features the batch uses. Never does: validate
+user input. Free of torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntFlag
+from typing import Generic, TypeVar
 
-from torch import Tensor
+__all__ = ["GREEDY_TEMPERATURE", "SamplingColumns", "SamplingFeatures"]
 
-__all__ = ["GREEDY_TEMPERATURE", "SamplingFeatures", "SamplingTensors"]
+A = TypeVar("A")  # of arrays: torch's or numpy's
 
 GREEDY_TEMPERATURE = 1e-5  # anything colder is greedy
 
@@ -26,12 +28,12 @@ class SamplingFeatures(IntFlag):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingTensors:
+class SamplingColumns(Generic[A]):
     """One entry for each of S rows. The value that switches a filter off: top_k 0, top_p 1, min_p 0."""
 
-    temperature: Tensor  # float32 [S]
-    top_k: Tensor  # int32 [S]
-    top_p: Tensor  # float32 [S]
-    min_p: Tensor  # float32 [S]
-    seeds: Tensor  # int64 [S]
-    positions: Tensor  # int64 [S], of the token to be drawn
+    temperature: A  # float32 [S]
+    top_k: A  # int32 [S]
+    top_p: A  # float32 [S]
+    min_p: A  # float32 [S]
+    seeds: A  # int64 [S]
+    positions: A  # int64 [S], of the token to be drawn

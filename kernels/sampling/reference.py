@@ -10,7 +10,7 @@ from torch import Tensor
 
 from procengine.kernels import host_reads
 from procengine.kernels.sampling.filters import filter_logits
-from procengine.kernels.sampling.inputs import GREEDY_TEMPERATURE, SamplingFeatures, SamplingTensors
+from procengine.kernels.sampling.inputs import GREEDY_TEMPERATURE, SamplingColumns, SamplingFeatures
 from procengine.kernels.sampling.randomness import add_gumbel_noise, row_keys
 
 __all__ = ["sample", "select_rows"]
@@ -18,7 +18,7 @@ __all__ = ["sample", "select_rows"]
 _CACHED_ELEMENTS = 1 << 18
 
 
-def sample(logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
+def sample(logits: Tensor, tensors: SamplingColumns[Tensor], features: SamplingFeatures) -> Tensor:
     """One token a row. logits: float32 [S, V]; returns int32 [S].
 
     A row colder than GREEDY_TEMPERATURE takes the most likely token, the lowest id among equals. Any other row takes
@@ -43,7 +43,7 @@ def sample(logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures)
     return greedy.to(torch.int32)
 
 
-def _draw(logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
+def _draw(logits: Tensor, tensors: SamplingColumns[Tensor], features: SamplingFeatures) -> Tensor:
     """int64 [S], for rows that are all warm enough to divide by their temperature."""
     scaled = filter_logits(logits / tensors.temperature.unsqueeze(1), tensors, features)
     keys = row_keys(tensors.seeds, tensors.positions)
@@ -54,9 +54,9 @@ def _draw(logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) 
     return torch.cat([add_gumbel_noise(some, of).argmax(dim=-1) for some, of in parts])
 
 
-def select_rows(tensors: SamplingTensors, rows: Tensor) -> SamplingTensors:
+def select_rows(tensors: SamplingColumns[Tensor], rows: Tensor) -> SamplingColumns[Tensor]:
     """Some of the entries. rows: int64 [n], or bool [S]."""
-    return SamplingTensors(
+    return SamplingColumns(
         temperature=tensors.temperature[rows],
         top_k=tensors.top_k[rows],
         top_p=tensors.top_p[rows],
@@ -66,9 +66,9 @@ def select_rows(tensors: SamplingTensors, rows: Tensor) -> SamplingTensors:
     )
 
 
-def _warm(tensors: SamplingTensors, is_random: Tensor) -> SamplingTensors:
+def _warm(tensors: SamplingColumns[Tensor], is_random: Tensor) -> SamplingColumns[Tensor]:
     """The same with temperature 1 in greedy rows, whose draw is thrown away."""
-    return SamplingTensors(
+    return SamplingColumns(
         temperature=torch.where(is_random, tensors.temperature, 1.0),
         top_k=tensors.top_k,
         top_p=tensors.top_p,

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from procengine.kernels.sampling.inputs import GREEDY_TEMPERATURE, SamplingFeatures, SamplingTensors
+from procengine.kernels.sampling.inputs import GREEDY_TEMPERATURE, SamplingColumns, SamplingFeatures
 from procengine.kernels.sampling.randomness import row_keys
 
 __all__ = ["sample"]
@@ -26,7 +26,7 @@ __all__ = ["sample"]
 _BLOCK = 1024
 
 
-def sample(logits: Tensor, tensors: SamplingTensors, features: SamplingFeatures) -> Tensor:
+def sample(logits: Tensor, tensors: SamplingColumns[Tensor], features: SamplingFeatures) -> Tensor:
     """As the reference. logits: float32 [S, V], rows contiguous; returns int32 [S]."""
     num_rows, vocab_size = logits.shape
     assert logits.dtype == torch.float32

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from procengine.bench.report import summary
-from procengine.child_process import cpu_seconds, rss_bytes
+from procengine.child_process import cpu_seconds, peak_rss_bytes, rss_bytes
 from procengine.client import Client
 from procengine.config import EngineConfig
 from procengine.launch import launch_group
@@ -46,6 +46,7 @@ def measure_startup(
     for phase in PHASES:
         figures[phase] = summary(np.array([run[phase] for run in runs]), (0, 100))
     figures["rss_mib"] = _medians(runs, "rss_mib")
+    figures["peak_rss_mib"] = _medians(runs, "peak_rss_mib")
     figures["cpu_s"] = _medians(runs, "cpu_s")
     return figures | {"runs": runs}
 
@@ -56,9 +57,13 @@ def table(figures: dict[str, Any]) -> str:
     for phase, meaning in PHASES.items():
         found = figures[phase]
         lines.append(f"{phase:<14} {found['p50']:8.3f} ({found['p0']:.3f} .. {found['max']:.3f})  {meaning}")
-    lines += ["", f"{'process':<14} {'RSS MiB':>8} {'CPU s':>7}   when ready"]
     lines += [
-        f"{name:<14} {rss_mib:8.1f} {figures['cpu_s'][name]:7.2f}" for name, rss_mib in figures["rss_mib"].items()
+        "",
+        f"{'process':<14} {'RSS MiB':>8} {'peak MiB':>9} {'CPU s':>7}   when ready; peak: until the first token",
+    ]
+    lines += [
+        f"{name:<14} {rss_mib:8.1f} {figures['peak_rss_mib'][name]:9.1f} {figures['cpu_s'][name]:7.2f}"
+        for name, rss_mib in figures["rss_mib"].items()
     ]
     return "\n".join(lines)
 
@@ -76,6 +81,7 @@ def _launch_once(config: EngineConfig) -> dict[str, Any]:
             begin_s = time.perf_counter()
             client.generate(_PROMPT, SamplingParams(max_tokens=1, ignore_eos=True))
             first_token_s = time.perf_counter() - begin_s
+        peak_rss_mib = {name: peak_rss_bytes(pid) / 2**20 for name, pid in pids.items()}
         begin_s = time.perf_counter()
         group.close()
         close_s = time.perf_counter() - begin_s
@@ -88,6 +94,7 @@ def _launch_once(config: EngineConfig) -> dict[str, Any]:
         "first_token_s": first_token_s,
         "close_s": close_s,
         "rss_mib": rss_mib,
+        "peak_rss_mib": peak_rss_mib,
         "cpu_s": cpu_s,
     }
 

@@ -20,15 +20,32 @@ from procengine.messages import GetStatus, ProcessStatus, Status, decode_status,
 __all__ = ["add_arguments", "ask_groups", "duration", "render", "run"]
 
 _WAIT_S: Final = 2.0
-_HEADINGS: Final = ("GROUP", "MODEL", "ROLE", "RANK", "PID", "STATE", "UPTIME", "RSS", "CPU", "QUEUE")
-_LEFT: Final = frozenset({"GROUP", "MODEL", "ROLE", "STATE"})  # text; numbers stand to the right
+_HEADINGS: Final = (
+    "GROUP",
+    "MODEL",
+    "ROLE",
+    "RANK",
+    "PID",
+    "STATE",
+    "LIVE",
+    "READY",
+    "MOVES",
+    "UPTIME",
+    "RSS",
+    "CPU",
+    "QUEUE",
+)
+_LEFT: Final = frozenset(
+    {"GROUP", "MODEL", "ROLE", "STATE", "LIVE", "READY", "MOVES"}
+)  # text; numbers stand to the right
 _SILENT: Final = "no answer"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.description = (
-        "Show every process of the running groups. RSS is resident memory, shared pages included; CPU is the time used "
+        "Show every process of the running groups. LIVE: it answers; READY: it serves; MOVES: it has nothing to do, or "
+        "gets on\nwith it. RSS is resident memory, shared pages included; CPU is the time used "
         "so far;\nQUEUE is requests waiting or running (frontend), not ended (output) or steps not done (worker)."
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list of groups")
@@ -95,6 +112,7 @@ def _cells(process: ProcessStatus) -> tuple[str, ...]:
         str(process.rank),
         str(process.pid),
         process.state,
+        *("yes" if value else "NO" for value in (process.live, process.ready, process.progressing)),
         duration(process.uptime_s),
         f"{process.rss_bytes / 2**20:.0f} MB",
         f"{process.cpu_s:.1f} s",
@@ -104,7 +122,7 @@ def _cells(process: ProcessStatus) -> tuple[str, ...]:
 
 def _silent_row(group: GroupInfo) -> tuple[str, ...]:
     pid = str(group.pids.get("supervisor", "-"))
-    return (group.name, group.model, "supervisor", "0", pid, _SILENT, "-", "-", "-", "-")
+    return (group.name, group.model, "supervisor", "0", pid, _SILENT, "NO", "NO", "NO", "-", "-", "-", "-")
 
 
 def duration(seconds: float) -> str:

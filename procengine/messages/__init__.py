@@ -35,17 +35,25 @@ from procengine.messages.control import (
     ChildStats,
     Drain,
     Drained,
+    Ended,
+    EndGroup,
     Failed,
     FrontendLost,
     GetStatus,
+    Leave,
     OutputLost,
     ProcessStatus,
     Query,
     Ready,
+    Restart,
+    Restarted,
+    RetireWorker,
     Shutdown,
     Status,
+    Stays,
     WorkerHung,
     WorkerLost,
+    WorkerRetired,
 )
 from procengine.messages.output import (
     Admitted,
@@ -77,14 +85,18 @@ __all__ = [
     "EmbedInput",
     "EmbedResult",
     "Embedding",
+    "EndGroup",
+    "Ended",
     "Failed",
     "Finish",
+    "FromChild",
     "FromFrontend",
     "FromSupervisor",
     "FrontendLost",
     "GetStats",
     "GetStatus",
     "Hello",
+    "Leave",
     "Lost",
     "OutputLost",
     "Outputs",
@@ -96,11 +108,15 @@ __all__ = [
     "Rejected",
     "Replay",
     "RequestTimes",
+    "Restart",
+    "Restarted",
     "Resume",
     "Resync",
+    "RetireWorker",
     "Shutdown",
     "Stats",
     "Status",
+    "Stays",
     "StepInput",
     "StepResult",
     "Submit",
@@ -110,6 +126,8 @@ __all__ = [
     "WorkerHung",
     "WorkerLost",
     "WorkerReady",
+    "WorkerRetired",
+    "decode_ended",
     "decode_from_client",
     "decode_from_control_peer",
     "decode_from_frontend",
@@ -117,6 +135,7 @@ __all__ = [
     "decode_from_output_peer",
     "decode_from_supervisor",
     "decode_from_worker",
+    "decode_restarted",
     "decode_status",
     "decode_step",
     "decode_to_client",
@@ -135,8 +154,9 @@ FromOutput = TextStop | ClientGone | Resync | Delivered
 Step = StepInput | EmbedInput
 ToWorker = Begin | Step
 FromWorker = WorkerReady | StepResult | EmbedResult
-FromSupervisor = Query | Drain | WorkerLost | OutputLost | FrontendLost | Shutdown
-FromControlPeer = Ready | Failed | ChildStats | Drained | WorkerHung | GetStatus
+FromSupervisor = Query | Drain | WorkerLost | OutputLost | FrontendLost | RetireWorker | Leave | Shutdown
+FromChild = Ready | Failed | ChildStats | Drained | WorkerHung | WorkerRetired | Stays
+FromControlPeer = FromChild | GetStatus | Restart | EndGroup
 
 
 decode_from_client: Callable[[bytes], FromClient] = msgspec.msgpack.Decoder(FromClient).decode
@@ -148,4 +168,6 @@ decode_step: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).dec
 decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 decode_from_supervisor: Callable[[bytes], FromSupervisor] = msgspec.msgpack.Decoder(FromSupervisor).decode
 decode_from_control_peer: Callable[[bytes], FromControlPeer] = msgspec.msgpack.Decoder(FromControlPeer).decode
+decode_restarted: Callable[[bytes], Restarted] = msgspec.msgpack.Decoder(Restarted).decode
+decode_ended: Callable[[bytes], Ended] = msgspec.msgpack.Decoder(Ended).decode
 decode_status: Callable[[bytes], Status] = msgspec.msgpack.Decoder(Status).decode

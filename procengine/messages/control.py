@@ -8,17 +8,25 @@ __all__ = [
     "ChildStats",
     "Drain",
     "Drained",
+    "EndGroup",
+    "Ended",
     "Failed",
     "FrontendLost",
     "GetStatus",
+    "Leave",
     "OutputLost",
     "ProcessStatus",
     "Query",
     "Ready",
+    "Restart",
+    "Restarted",
+    "RetireWorker",
     "Shutdown",
     "Status",
+    "Stays",
     "WorkerHung",
     "WorkerLost",
+    "WorkerRetired",
 ]
 
 
@@ -52,6 +60,7 @@ class ChildStats(Message, tag="child_stats"):
     query_id: int
     state: str
     queue_depth: int
+    waits_s: tuple[float, ...] = ()  # the frontend's: for how long it has waited for a result of each worker, by rank
 
 
 class Drain(Message, tag="drain"):
@@ -62,6 +71,9 @@ class Drain(Message, tag="drain"):
 
 class Drained(Message, tag="drained"):
     """Frontend to supervisor: nothing is running any more."""
+
+    num_finished: int = 0  # requests that ended since it began to drain
+    num_aborted: int = 0  # those that took too long
 
 
 class WorkerHung(Message, tag="worker_hung"):
@@ -92,10 +104,65 @@ class FrontendLost(Message, tag="frontend_lost"):
     end: str  # how it ended, for those who wait
 
 
+class RetireWorker(Message, tag="retire_worker"):
+    """Supervisor to frontend: send no more steps to this worker; its requests go to the others, or to its successor."""
+
+    rank: int
+    epoch: int
+
+
+class WorkerRetired(Message, tag="worker_retired"):
+    """Frontend to supervisor: all that was sent to this worker is back."""
+
+    rank: int
+    epoch: int
+
+
+class Leave(Message, tag="leave"):
+    """Supervisor to frontend or output process: a successor takes over; end when nothing is lost by it."""
+
+    timeout_s: float  # after which everything is to stay as it is
+
+
+class Stays(Message, tag="stays"):
+    """Frontend to supervisor: it could not leave in time."""
+
+    num_unfinished: int
+
+
 class Shutdown(Message, tag="shutdown"):
     """Supervisor to a child: end now. With an `error`, tell every client with unfinished requests why."""
 
     error: str | None = None
+
+
+class Restart(Message, tag="restart"):
+    """Command line to supervisor: replace this process, and lose nothing."""
+
+    process: str  # worker-0, output, ...
+    timeout_s: float | None = None  # for the frontend to finish what runs; None: as for a drain
+
+
+class Restarted(Message, tag="restarted"):
+    """Answer to Restart, when the new process is ready."""
+
+    process: str
+    pid: int
+    error: str | None = None  # why the old one stays
+
+
+class EndGroup(Message, tag="end_group"):
+    """Command line to supervisor: take no new requests, finish the running ones, end."""
+
+    timeout_s: float | None = None  # after which the rest is aborted; None: as the group was told when it was started
+
+
+class Ended(Message, tag="ended"):
+    """Answer to EndGroup, the last that is heard of the group."""
+
+    num_finished: int
+    num_aborted: int
+    error: str | None = None  # why it ended otherwise
 
 
 class GetStatus(Message, tag="get_status"):
@@ -114,6 +181,10 @@ class ProcessStatus(Message):
     cpu_s: float
     queue_depth: int
     num_restarts: int = 0
+    live: bool = True  # it runs and answers, or is being started
+    ready: bool = True  # it serves
+    progressing: bool = True  # it has nothing to do, or gets on with it
+    waited_s: float = 0.0  # for how long others have waited for its next result
 
 
 class Status(Message, tag="status"):

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
-from torch import Tensor
 
 from procengine.errors import ModelError
 from procengine.gguf_file import GGUFFile, TensorInfo
+from procengine.kernels.native.arguments import BFLOAT16
 from procengine.models.weights import RowPiece
 
 __all__ = ["GGUFWeights"]
@@ -44,11 +43,11 @@ _IN_BLOCK = {
 }
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
-_PLAIN = {
-    GGMLQuantizationType.F32: torch.float32,
-    GGMLQuantizationType.F16: torch.float16,
-    GGMLQuantizationType.BF16: torch.bfloat16,
-    GGMLQuantizationType.F64: torch.float64,
+_PLAIN: dict[GGMLQuantizationType, np.dtype[Any]] = {
+    GGMLQuantizationType.F32: np.dtype(np.float32),
+    GGMLQuantizationType.F16: np.dtype(np.float16),
+    GGMLQuantizationType.BF16: BFLOAT16,
+    GGMLQuantizationType.F64: np.dtype(np.float64),
 }
 
 # llama.cpp rotates neighbouring pairs in models of this type, so its converter interleaves the two halves of each
@@ -57,7 +56,7 @@ _PERMUTED_ARCHITECTURES = ("llama",)
 
 _PANEL = 32  # rows that packed matrices keep together: two threads that pack chunks do not meet in one
 
-_CHUNK_ELEMENTS = 1 << 20  # decode piecewise: the float32 intermediate stays in cache and memory does not peak
+_CHUNK_ELEMENTS = 1 << 18  # decode piecewise: the float32 intermediates stay in cache and memory does not peak
 
 
 class GGUFWeights:
@@ -83,30 +82,16 @@ class GGUFWeights:
     def pieces(self, name: str, *, keep_blocks: bool) -> Iterator[RowPiece]:
         info = self._info[name]
         num_heads = self._heads.get(name.split(".")[-2], 0)
-        head_dim = info.shape[0] // num_heads if num_heads else 0
         as_blocks = keep_blocks and info.ggml_type not in _PLAIN
-        for rows, chunk in _chunks(self._file.tensor_bytes(info.name), info, num_heads):
-            places = torch.arange(info.shape[0])[rows]
-            if num_heads:
-                places = _unpermuted(places, head_dim)
-            if as_blocks:
-                yield RowPiece(places, torch.from_numpy(chunk.copy()), info.ggml_type.name)
-            else:
-                yield RowPiece(places, _decode(chunk, name, info.ggml_type).view(len(places), -1), None)
-
-    def read_into(self, name: str, destination: Tensor) -> None:
-        info = self._info[name]
-        num_heads = self._heads.get(name.split(".")[-2], 0)
         raw = self._file.tensor_bytes(info.name)
-        for rows, chunk in _chunks(raw, info, num_heads):
-            values = _decode(chunk, name, info.ggml_type)
-            if num_heads:
-                _copy_unpermuted(values, destination[rows], info.shape[0] // num_heads)
+        for rows, part in _chunks(info, num_heads):
+            places = _unpermuted(rows, info.shape[0] // num_heads) if num_heads else rows
+            chunk = raw[part] if len(info.shape) < 2 else raw[part].reshape(rows.size, -1)
+            if as_blocks:
+                yield RowPiece(places, chunk, info.ggml_type.name)
             else:
-                destination[rows].copy_(values.view_as(destination[rows]))
-
-    def release(self, name: str) -> None:
-        self._file.release(self._info[name].name)
+                yield RowPiece(places, _decode(chunk, name, info.ggml_type).reshape(rows.size, *info.shape[1:]), None)
+            self._file.release(info.name, part.start, part.stop - part.start)
 
 
 def _hugging_face_name(name: str) -> str:
@@ -118,40 +103,32 @@ def _hugging_face_name(name: str) -> str:
     return f"{_TOP_LEVEL[stem]}.{kind}" if stem in _TOP_LEVEL else name
 
 
-def _chunks(
-    raw: npt.NDArray[np.uint8], info: TensorInfo, num_heads: int
-) -> Iterator[tuple[slice, npt.NDArray[np.uint8]]]:
-    """Pieces of whole rows (whole heads, if the tensor has any) with the rows they are. Vectors come in one piece."""
-    if len(info.shape) < 2:
-        yield slice(None), raw
-        return
+def _chunks(info: TensorInfo, num_heads: int) -> Iterator[tuple[npt.NDArray[np.int64], slice]]:
+    """Pieces of whole rows (whole heads, if the tensor has any) and which bytes they are. Vectors come in one piece."""
     num_rows = info.shape[0]
-    unit = num_rows // num_heads if num_heads else _PANEL
-    step = max(1, _CHUNK_ELEMENTS // (unit * info.shape[1])) * unit
-    by_row = raw.reshape(num_rows, -1)
+    step = num_rows
+    if len(info.shape) > 1:
+        unit = num_rows // num_heads if num_heads else _PANEL
+        step = max(1, _CHUNK_ELEMENTS // (unit * info.shape[1])) * unit
     for start in range(0, num_rows, step):
-        yield slice(start, start + step), by_row[start : start + step]
+        stop = min(start + step, num_rows)
+        first, end = (info.nbytes * row // num_rows for row in (start, stop))
+        yield np.arange(start, stop), slice(first, end)
 
 
-def _decode(raw: npt.NDArray[np.uint8], name: str, ggml_type: GGMLQuantizationType) -> Tensor:
-    """The values, in a dtype that holds them exactly; the shape is that of the rows."""
+def _decode(raw: npt.NDArray[np.uint8], name: str, ggml_type: GGMLQuantizationType) -> npt.NDArray[Any]:
+    """The values, in a dtype that holds them exactly (float64: to float32); the shape is that of the rows."""
     if ggml_type in _PLAIN:
-        # Copied: torch warns about views of read-only memory.
-        return torch.from_numpy(raw.copy()).view(_PLAIN[ggml_type])
+        values = raw.view(_PLAIN[ggml_type])
+        return values.astype(np.float32) if values.dtype == np.float64 else values
     try:
-        values: npt.NDArray[Any] = dequantize(raw, ggml_type)
+        return np.asarray(dequantize(raw, ggml_type))
     except NotImplementedError as error:
         raise ModelError(f"tensor {name} has the unsupported type {ggml_type.name}") from error
-    return torch.from_numpy(values)
 
 
-def _unpermuted(rows: Tensor, head_dim: int) -> Tensor:
-    """Where rows of interleaved halves belong, int64 like `rows`."""
+def _unpermuted(rows: npt.NDArray[np.int64], head_dim: int) -> npt.NDArray[np.int64]:
+    """Where rows of interleaved halves belong: the converter put row i + j * head_dim/2 of a head at 2i + j."""
     head, at = rows // head_dim, rows % head_dim
-    return head * head_dim + at % 2 * (head_dim // 2) + at // 2
-
-
-def _copy_unpermuted(values: Tensor, destination: Tensor, head_dim: int) -> None:
-    """Undo the converter's interleaving: row 2i+j of a head goes to row i + j * head_dim/2."""
-    halves = destination.view(-1, 2, head_dim // 2, *destination.shape[1:])
-    halves.transpose(1, 2).copy_(values.view(-1, head_dim // 2, 2, *destination.shape[1:]))
+    places: npt.NDArray[np.int64] = head * head_dim + at % 2 * (head_dim // 2) + at // 2
+    return places

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from procengine.config import ModelConfig
 from procengine.kernels.activation import silu_and_mul
-from procengine.kernels.linear import linear
+from procengine.kernels.linear.reference import linear
 from procengine.kernels.norm import add_rms_norm, rms_norm
-from procengine.kernels.rope import RotaryTable, apply_rope
+from procengine.kernels.rope import RotaryTable
+from procengine.kernels.rope.reference import apply_rope
 from procengine.models.llama_weights import LayerWeights, LlamaWeights
 
 __all__ = ["AttentionCallback", "LlamaModel"]
@@ -42,7 +43,7 @@ class LlamaModel:
         self.device = weights.embedding.device
         self._eps = config.rms_norm_eps
         self._weights = weights
-        self._rotary = rotary
+        self._cos, self._sin = (torch.from_numpy(table).to(self.device) for table in (rotary.cos, rotary.sin))
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback) -> Tensor:
         """Hidden states after the final norm, [T, hidden_size] in the model's dtype.
@@ -71,7 +72,7 @@ class LlamaModel:
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = rms_norm(q, layer.q_norm, self._eps), rms_norm(k, layer.k_norm, self._eps)
-        q, k = apply_rope(q, k, self._rotary.cos, self._rotary.sin, positions)
+        q, k = apply_rope(q, k, self._cos, self._sin, positions)
         return linear(attention(index, q, k, v).flatten(1), layer.output, layer.output_bias)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from procengine.config import ModelConfig
+from procengine.models.tensor_names import EMBEDDING, LM_HEAD
 
 __all__ = ["LayerWeights", "LlamaWeights", "allocate_weights", "weight_destinations"]
-
-EMBEDDING = "model.embed_tokens.weight"
-LM_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)

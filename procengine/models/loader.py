@@ -1,4 +1,4 @@
-"""From a ModelConfig to a model that can run.
+"""From a ModelConfig to a model in torch that can run.
 
 Owns: checking a checkpoint against the model and filling the weights. Never does: choose dtype, device or model.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -19,9 +19,9 @@ from procengine.models.llama import LlamaModel
 from procengine.models.llama_weights import allocate_weights, weight_destinations
 from procengine.models.registry import find_implementation
 from procengine.models.rotary import rotary_table
-from procengine.models.weights import WeightSource
+from procengine.models.weights import WeightSource, open_weights
 
-__all__ = ["load_model", "open_weights"]
+__all__ = ["load_model", "read_into"]
 
 
 def load_model(config: ModelConfig, dtype: torch.dtype, device: str | torch.device, progress: bool) -> LlamaModel:
@@ -38,19 +38,23 @@ def load_model(config: ModelConfig, dtype: torch.dtype, device: str | torch.devi
         weights = allocate_weights(config, dtype, device)
         destinations = list(weight_destinations(config, weights))
         _read_all(source, destinations, progress)
-        rotary = rotary_table(config, device)
+        rotary = rotary_table(config)
     return implementation(config, weights, rotary)
 
 
-def open_weights(config: ModelConfig) -> WeightSource:
-    """The reader for the checkpoint's format."""
-    if config.format == "gguf":
-        from procengine.models.gguf_weights import GGUFWeights
+def read_into(source: WeightSource, name: str, destination: Tensor) -> None:
+    """Fill `destination` (of the tensor's shape; any floating dtype, any device) with the tensor's values.
 
-        return GGUFWeights(Path(config.path), config.num_heads, config.num_kv_heads)
-    from procengine.models.safetensors_weights import SafetensorsWeights
-
-    return SafetensorsWeights(Path(config.path))
+    Raises ModelError, naming the tensor, when its stored type cannot be decoded.
+    """
+    for rows, values, _ in source.pieces(name, keep_blocks=False):
+        copied = torch.from_numpy(np.array(values))  # torch warns about views of read-only memory
+        copied = copied.view(torch.bfloat16) if copied.dtype == torch.uint16 else copied
+        first, last = int(rows[0]), int(rows[-1])
+        if np.array_equal(rows, np.arange(first, last + 1)):
+            destination[first : last + 1].copy_(copied)
+        else:
+            destination[torch.from_numpy(rows).to(destination.device)] = copied.to(destination)
 
 
 def _check(source: WeightSource, destinations: Iterable[tuple[str, Tensor]], config: ModelConfig) -> None:
@@ -83,4 +87,4 @@ def _read_all(source: WeightSource, destinations: list[tuple[str, Tensor]], prog
 
 def _read(source: WeightSource, name: str, destination: Tensor) -> None:
     with torch.inference_mode():  # a thread does not inherit it
-        source.read_into(name, destination)
+        read_into(source, name, destination)

@@ -1,6 +1,7 @@
 """A Llama-family checkpoint, packed for the native decoder as it is read: no float copy of the model ever exists.
 
-Owns: which tensor goes where, and the threads that pack. Never does: choose a format (`packed_formats`) or compute.
+Owns: which tensor goes where, and the threads that pack. Never does: choose a format (`packed_formats`), compute, or
+load torch.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from procengine.config import ModelConfig, Quantization
@@ -20,12 +21,16 @@ from procengine.decoder_sizes import decoder_sizes
 from procengine.errors import ModelError
 from procengine.kernels.decoder.native import Decoder, DecoderLayer
 from procengine.kernels.linear.packed import GGML_FORMATS, PackedFormat, PackedMatrix, WeightMemory, gate_up_order
-from procengine.models.llama_weights import EMBEDDING, LM_HEAD
+from procengine.kernels.native.arguments import to_float32
 from procengine.models.packed_formats import common_format, packed_format
 from procengine.models.rotary import rotary_table
+from procengine.models.tensor_names import EMBEDDING, LM_HEAD
 from procengine.models.weights import RowPiece, WeightSource
 
 __all__ = ["load_packed"]
+
+Int64s = NDArray[np.int64]
+Float32s = NDArray[np.float32]
 
 
 def load_packed(
@@ -36,10 +41,9 @@ def load_packed(
     Raises ModelError naming the tensor that is missing, of the wrong shape or of an unreadable type. `progress` draws a
     bar on stderr.
     """
-    with torch.inference_mode():
-        plan = _Plan(config, source, quantization)
-        decoder = plan.allocate()
-        _run_all(plan.jobs(), num_threads, progress)
+    plan = _Plan(config, source, quantization)
+    decoder = plan.allocate()
+    _run_all(plan.jobs(), num_threads, progress)
     return decoder
 
 
@@ -47,7 +51,7 @@ class _Part(NamedTuple):
     """A tensor of the checkpoint and the outputs of a packed matrix that its rows are."""
 
     name: str
-    outputs: Tensor  # int64
+    outputs: Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class _Plan:
         memory = WeightMemory(sum(PackedMatrix.packed_bytes(m.format, m.outputs, m.inputs) for m in all_matrices))
         embedding = self._place(table, memory)
         layers = [self._layer(index, groups, memory) for index, groups in enumerate(matrices)]
-        rotary = rotary_table(config, "cpu")
+        rotary = rotary_table(config)
         return Decoder(
             decoder_sizes(config),
             embedding,
@@ -137,11 +141,11 @@ class _Plan:
         inputs: int,
         *,
         is_table: bool = False,
-        order: Tensor | None = None,
+        order: Int64s | None = None,
     ) -> _Matrix:
         """`tensors` (name, rows) one below the other, their rows placed in `order`."""
         outputs = sum(rows for _, rows in tensors)
-        places = (torch.arange(outputs) if order is None else order).split([rows for _, rows in tensors])
+        places = np.split(np.arange(outputs) if order is None else order, np.cumsum([rows for _, rows in tensors])[:-1])
         chosen = common_format(self._format(name, is_table=is_table) for name, _ in tensors)
         for name, rows in tensors:
             self._check(name, (rows, inputs))
@@ -166,7 +170,7 @@ class _Plan:
         qkv, (output,), (gate_up,), (down,) = groups
         gate_up_bias = self._biases(config.mlp_bias, *((f"{prefix}mlp.{n}_proj.bias", inner) for n in ("gate", "up")))
         if gate_up_bias is not None:
-            gate_up_bias = torch.empty_like(gate_up_bias).index_copy_(0, gate_up_order(inner), gate_up_bias)
+            gate_up_bias = _placed(gate_up_bias, gate_up_order(inner))
         return DecoderLayer(
             input_norm=self._vector(f"{prefix}input_layernorm.weight", hidden),
             qkv=tuple(self._place(part, memory) for part in qkv),
@@ -184,13 +188,14 @@ class _Plan:
             down_bias=self._biases(config.mlp_bias, (f"{prefix}mlp.down_proj.bias", hidden)),
         )
 
-    def _biases(self, has: bool, *tensors: tuple[str, int]) -> Tensor | None:
-        return torch.cat([self._vector(name, size) for name, size in tensors]) if has else None
+    def _biases(self, has: bool, *tensors: tuple[str, int]) -> Float32s | None:
+        return np.concatenate([self._vector(name, size) for name, size in tensors]) if has else None
 
-    def _vector(self, name: str, size: int) -> Tensor:
+    def _vector(self, name: str, size: int) -> Float32s:
         self._check(name, (size,))
-        vector = torch.empty(size)
-        self._source.read_into(name, vector)
+        vector = np.empty(size, np.float32)
+        for rows, values, _ in self._source.pieces(name, keep_blocks=False):
+            vector[rows] = to_float32(values)
         return vector
 
     def _pack(self, packed: PackedMatrix, matrix: _Matrix) -> None:
@@ -199,20 +204,25 @@ class _Plan:
             keeps = self._quantization == "stored" and stored is not None and packed.format.kind != "bf16"
             for piece in self._source.pieces(name, keep_blocks=keeps):
                 _pack_piece(packed, piece, outputs[piece.rows])
-            self._source.release(name)
 
 
-def _pack_piece(packed: PackedMatrix, piece: RowPiece, outputs: Tensor) -> None:
+def _pack_piece(packed: PackedMatrix, piece: RowPiece, outputs: Int64s) -> None:
     if piece.ggml_type is None:
         packed.pack(piece.values, outputs)
     else:
         packed.pack_blocks(piece.values, piece.ggml_type, outputs)
 
 
+def _placed(vector: Float32s, places: Int64s) -> Float32s:
+    placed = np.empty_like(vector)
+    placed[places] = vector
+    return placed
+
+
 def _run_all(jobs: Iterator[tuple[Callable[[], None], int]], num_threads: int, progress: bool) -> None:
     """Run them on threads (packing releases the GIL), in the order given."""
     with ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="load") as pool:
-        pending = {pool.submit(_in_inference_mode, job): cost for job, cost in jobs}
+        pending = {pool.submit(job): cost for job, cost in jobs}
         with tqdm(
             total=sum(pending.values()), desc="Loading weights", unit="", unit_scale=True, disable=not progress
         ) as bar:
@@ -223,8 +233,3 @@ def _run_all(jobs: Iterator[tuple[Callable[[], None], int]], num_threads: int, p
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-
-
-def _in_inference_mode(job: Callable[[], None]) -> None:
-    with torch.inference_mode():  # a thread does not inherit it
-        job()

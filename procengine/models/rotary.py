@@ -5,15 +5,13 @@ Owns: how a ModelConfig names what `kernels.rope` needs. Never does: compute fre
 
 from __future__ import annotations
 
-import torch
-
 from procengine.config import ModelConfig
 from procengine.kernels.rope import RopeSpec, RotaryTable, make_rotary_table
 
 __all__ = ["rotary_table"]
 
 
-def rotary_table(config: ModelConfig, device: str | torch.device) -> RotaryTable:
+def rotary_table(config: ModelConfig) -> RotaryTable:
     """For all positions that the model can be asked for."""
     scaling = config.rope_scaling
     spec = RopeSpec(
@@ -31,4 +29,4 @@ def rotary_table(config: ModelConfig, device: str | torch.device) -> RotaryTable
     )
     # Some configs state the stretched context, some only the original one: room for either.
     max_len = max(config.max_position_embeddings, int(scaling.factor * spec.original_max_position_embeddings))
-    return make_rotary_table(spec, max_len, device)
+    return make_rotary_table(spec, max_len)

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from procengine.errors import ModelError
+from procengine.kernels.native.arguments import BFLOAT16
 from procengine.models.weights import RowPiece
 from procengine.safetensors_file import SafetensorsFile
 
@@ -22,22 +22,24 @@ __all__ = ["SafetensorsWeights"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_CHUNK_ROWS = 2048
-_READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_CHUNK_BYTES = 1 << 20
+_READABLE: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype(np.float32),
+    "BF16": BFLOAT16,
+    "F16": np.dtype(np.float16),
+    "F64": np.dtype(np.float64),
+}
 
 
 class SafetensorsWeights:
     """A WeightSource over the safetensors files of one folder."""
 
     def __init__(self, folder: Path) -> None:
-        file_names = _weight_files(folder)
         self._stored_name: dict[str, str] = {}
-        self._file: dict[str, Any] = {}  # `safe_open` has no public type
-        self._shape: dict[str, tuple[int, ...]] = {}
-        for file_name in file_names:
-            headers = SafetensorsFile(folder / file_name).tensors  # checked, before anybody else reads it
-            self._shape |= {stored_name: info.shape for stored_name, info in headers.items()}
-            self._file |= dict.fromkeys(headers, _open(folder / file_name))
+        self._file: dict[str, SafetensorsFile] = {}
+        for file_name in _weight_files(folder):
+            file = SafetensorsFile(folder / file_name)
+            self._file |= dict.fromkeys(file.tensors, file)
         # Embedding models are often saved without the language-model wrapper, and then without its prefix.
         bare = not any(stored_name.startswith("model.") for stored_name in self._file)
         for stored_name in self._file:
@@ -49,30 +51,28 @@ class SafetensorsWeights:
         return self._stored_name.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._shape[self._stored_name[name]]
+        stored_name = self._stored_name[name]
+        return self._file[stored_name].tensors[stored_name].shape
 
     def ggml_type(self, name: str) -> str | None:
         return None
 
-    def read_into(self, name: str, destination: Tensor) -> None:
-        destination.copy_(self._tensor(name))
-
     def pieces(self, name: str, *, keep_blocks: bool) -> Iterator[RowPiece]:
-        tensor = self._tensor(name)
-        for start in range(0, tensor.shape[0], _CHUNK_ROWS):
-            chunk = tensor[start : start + _CHUNK_ROWS]
-            rows = torch.arange(start, start + chunk.shape[0])
-            yield RowPiece(rows, chunk.float() if chunk.dtype == torch.float64 else chunk, None)
-
-    def release(self, name: str) -> None:
-        pass  # the mapping belongs to the reader, and goes with it
-
-    def _tensor(self, name: str) -> Tensor:
         stored_name = self._stored_name[name]
-        tensor: Tensor = self._file[stored_name].get_tensor(stored_name)
-        if tensor.dtype not in _READABLE:
-            raise ModelError(f"tensor {name} is stored as {tensor.dtype}, a quantisation that cannot be read")
-        return tensor
+        file = self._file[stored_name]
+        info = file.tensors[stored_name]
+        dtype = _READABLE.get(info.dtype)
+        if dtype is None:
+            raise ModelError(f"tensor {name} is stored as {info.dtype}, a quantisation that cannot be read")
+        num_rows = info.shape[0] if info.shape else 1
+        row_bytes = info.nbytes // max(1, num_rows)
+        step = max(1, _CHUNK_BYTES // max(1, row_bytes))
+        for start in range(0, num_rows, step):
+            rows = np.arange(start, min(start + step, num_rows))
+            part = (info.offset + start * row_bytes, rows.size * row_bytes)
+            values: NDArray[Any] = file.bytes_at(*part).view(dtype).reshape(rows.size, *info.shape[1:])
+            yield RowPiece(rows, values.astype(np.float32) if dtype == np.float64 else values, None)
+            file.release(*part)
 
 
 def _weight_files(folder: Path) -> list[str]:
@@ -90,10 +90,3 @@ def _weight_files(folder: Path) -> list[str]:
     if outside:
         raise ModelError(f"{index_path} names files that are not in its folder: {', '.join(outside)}")
     return file_names
-
-
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(str(path), framework="pt", device="cpu")
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error

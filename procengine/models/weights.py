@@ -1,28 +1,33 @@
-"""What the loader asks of a checkpoint, whatever its file format.
+"""What the loaders ask of a checkpoint, whatever its file format.
 
-Owns: the protocol. Never does: read anything itself.
+Owns: the protocol, and which reader a format has. Never does: read anything itself, or load torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["RowPiece", "WeightSource"]
+from procengine.config import ModelConfig
+
+__all__ = ["RowPiece", "WeightSource", "open_weights"]
 
 
 class RowPiece(NamedTuple):
-    """Some rows of a matrix: floats [n, K], or, with a `ggml_type`, the blocks as they are stored: uint8 [n, bytes]."""
+    """Some rows of a tensor, [n, ...]: float32, float16 or, as uint16, bfloat16; or, with a `ggml_type`, the blocks as
+    they are stored, uint8 [n, bytes]. Values may be views of a mapped file, of any alignment and read-only."""
 
-    rows: Tensor  # int64 [n], where they stand in the matrix
-    values: Tensor
+    rows: NDArray[np.int64]  # [n], where they stand in the tensor
+    values: NDArray[Any]
     ggml_type: str | None
 
 
 class WeightSource(Protocol):
-    """Tensors by their Hugging Face names. The reading methods may be called from several threads at once."""
+    """Tensors by their Hugging Face names. `pieces` may be called from several threads at once."""
 
     @property
     def names(self) -> Collection[str]:
@@ -37,20 +42,21 @@ class WeightSource(Protocol):
         """The block format that the tensor is stored in ("Q4_0", ...), or None where it is plain floats."""
         ...
 
-    def read_into(self, name: str, destination: Tensor) -> None:
-        """Fill `destination` (of the tensor's shape; any floating dtype, any device) with the tensor's values.
-
-        Raises ModelError, naming the tensor, when its stored type cannot be decoded.
-        """
-        ...
-
     def pieces(self, name: str, *, keep_blocks: bool) -> Iterator[RowPiece]:
-        """All rows of the matrix `name`, a few at a time; as blocks, with `keep_blocks`, where it is stored so.
+        """All rows of the tensor `name`, a few at a time; as blocks, with `keep_blocks`, where it is stored so. What a
+        piece took of memory goes when the next one is asked for.
 
         Raises ModelError, naming the tensor, when its stored type cannot be decoded.
         """
         ...
 
-    def release(self, name: str) -> None:
-        """The tensor will not be read again: what it takes of memory can go, where the format allows it."""
-        ...
+
+def open_weights(config: ModelConfig) -> WeightSource:
+    """The reader for the checkpoint's format."""
+    if config.format == "gguf":
+        from procengine.models.gguf_weights import GGUFWeights
+
+        return GGUFWeights(Path(config.path), config.num_heads, config.num_kv_heads)
+    from procengine.models.safetensors_weights import SafetensorsWeights
+
+    return SafetensorsWeights(Path(config.path))

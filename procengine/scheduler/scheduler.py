@@ -101,19 +101,20 @@ class Scheduler:
         else:
             self._leave_slot(request)
 
-    def take_all(self) -> list[Request]:
+    def take_all(self, *, has_died: bool = True) -> list[Request]:
         """Take out every unfinished request, in order of service, with what it has so far. The worker is gone: nothing
-        is owed any more, and prompts must be scored again, as results may have been lost. Those that were running count
-        a death of a worker. This scheduler is not used afterwards.
+        is owed any more, and prompts must be scored again, as results may have been lost. If it `has_died`, those that
+        were running count a death of a worker. This scheduler is not used afterwards.
         """
         running = [request for request in self.table.requests if request is not None]
         waiting = self.waiting.pop_all()
         for request in running:
             num_computed = int(self.table.num_computed[request.slot])
             self.table.vacate(request)
-            request.note_worker_death(num_computed)
+            if has_died:
+                request.note_worker_death(num_computed)
         for request in waiting:
-            if request.num_in_flight:
+            if has_died and request.num_in_flight:
                 request.note_worker_death(len(request.token_ids) + request.num_in_flight - 1)
         for request in running + waiting:
             request.num_in_flight = request.num_scored_tokens = 0

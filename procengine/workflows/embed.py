@@ -36,6 +36,7 @@ class EmbedRequest:
     token_ids: NDArray[np.int32]
     is_finished: bool = False
     num_cached_tokens: int | None = 0
+    num_preemptions: int = 0
     num_worker_deaths: int = 0
 
 
@@ -105,11 +106,11 @@ class EmbedPlanner:
         """None: a sequence that was accepted can be embedded."""
         return []
 
-    def take_all(self) -> list[EmbedRequest]:
+    def take_all(self, *, has_died: bool = True) -> list[EmbedRequest]:
         """Every unfinished request: the worker is gone, and so is this planner."""
         running, waiting = list(self._running.values()), [r for r in self._waiting if not r.is_finished]
         for request in running:
-            request.num_worker_deaths += 1
+            request.num_worker_deaths += has_died
         return sorted(running + waiting, key=lambda request: (not _is_suspect(request), request.key))
 
     def plan(self) -> list[EmbedRequest] | None:

@@ -202,9 +202,9 @@ class GeneratePlanner:
         """Requests that cannot go on, and why; to be finished by the caller."""
         return self.scheduler.grammars.take_failed()
 
-    def take_all(self) -> list[Request]:
+    def take_all(self, *, has_died: bool = True) -> list[Request]:
         """Every unfinished request: the worker is gone, and so is this planner."""
-        return self.scheduler.take_all()
+        return self.scheduler.take_all(has_died=has_died)
 
     def plan(self) -> StepPlan | None:
         """What the next step computes, or None if nothing can run now."""

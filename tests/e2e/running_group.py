@@ -38,6 +38,7 @@ class RunningGroup:
             self._log = stack.enter_context(tempfile.TemporaryFile())
             group = stack.enter_context(launch_group(self.config, log_to=self._log))
             self.endpoint = group.endpoint
+            self.ready = group.ready
             self.client = stack.enter_context(Client(group.endpoint))
             self.pids = dict(find_group(group.endpoint).pids)
             self._salts = (f"salt {number}" for number in itertools.count())

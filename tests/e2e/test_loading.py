@@ -14,7 +14,8 @@ from tokenizers import Tokenizer as Backend
 
 from procengine import LLM
 from procengine.errors import StartupError
-from procengine.models.loader import open_weights
+from procengine.models.loader import read_into
+from procengine.models.weights import open_weights
 from tests.e2e.oracle import next_logprobs
 from tests.e2e.running_group import RunningGroup
 from tests.e2e.smollm2 import P1, P2, P3, P4, SMOLLM2_OPTIONS, greedy
@@ -50,7 +51,7 @@ def test_lod_01_every_tensor_is_the_one_of_the_safetensors_copy(smollm2: Running
     assert set(source.names) == set(expected)
     for name, tensor in expected.items():
         found = torch.empty(source.shape(name))
-        source.read_into(name, found)
+        read_into(source, name, found)
         assert torch.equal(found, tensor), name
 
 

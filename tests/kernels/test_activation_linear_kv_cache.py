@@ -7,7 +7,7 @@ import torch
 
 from procengine.kernels.activation import silu_and_mul
 from procengine.kernels.kv_cache import write_kv
-from procengine.kernels.linear import linear
+from procengine.kernels.linear.reference import linear
 
 
 @pytest.mark.parametrize(("tokens", "inner"), [(1, 1), (3, 7), (0, 5), (17, 64)])

@@ -11,11 +11,13 @@ import transformers
 from torch import Tensor
 
 from procengine.kernels import host_reads
-from procengine.kernels.logits import add_bias, apply_penalties, apply_token_bitmask, ban_sequences, ban_tokens_before
-from procengine.kernels.sampling import sample
+from procengine.kernels.logits import native, reference
+from procengine.kernels.native import library
+from procengine.kernels.sampling.reference import sample
 from tests.kernels.test_sampling import ALL, DRAWS, chi_square, tensors
 
 INF = torch.inf
+OPERATIONS = ("add_rows", "apply_penalties", "apply_token_bitmask", "ban_sequences", "ban_tokens_before")
 
 
 def random_logits(rows: int, vocab_size: int, seed: int = 0) -> Tensor:
@@ -40,17 +42,43 @@ def penalised(logits: Tensor, prompts: list[list[int]], outputs: list[list[int]]
     """`apply_penalties` on a copy, out of token lists; repetition, frequency and presence for each row."""
     rows, vocab_size = logits.shape
     off = {"repetition": 1.0, "frequency": 0.0, "presence": 0.0}
-    columns = {name: torch.tensor(values.get(name, [value] * rows)) for name, value in off.items()}
-    changed = logits.clone()
-    counts = counts_of(outputs, vocab_size).to(torch.int32)
-    apply_penalties(changed, counts, counts_of(prompts, vocab_size) > 0, **columns)
-    return changed
+    penalties = torch.tensor([values.get(name, [value] * rows) for name, value in off.items()]).T
+    # Tables of more slots than there are rows, in another order.
+    slots = torch.arange(rows).flip(0) + 1
+    counts = torch.full((rows + 2, vocab_size), 7, dtype=torch.int32)
+    counts[slots] = counts_of(outputs, vocab_size).to(torch.int32)
+    mask = torch.ones((rows + 2, vocab_size), dtype=torch.bool)
+    mask[slots] = counts_of(prompts, vocab_size) > 0
+    changed = torch.cat((logits[:1], logits))
+    ops.apply_penalties(changed, torch.arange(rows) + 1, counts, mask, slots, penalties)
+    assert bits_equal(changed[0], logits[0]), "a row that is not named"
+    return changed[1:]
 
 
-@pytest.fixture(params=["host", "device"], autouse=True)
+class Operations:
+    """Those of the backend under test, on tensors: numpy arrays share their memory."""
+
+    def __init__(self) -> None:
+        self.is_native = False
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        assert name in OPERATIONS
+        if not self.is_native:
+            operation: Callable[..., None] = getattr(reference, name)
+            return operation
+        return lambda *tensors: getattr(native, name)(*(tensor.numpy() for tensor in tensors))
+
+
+ops = Operations()
+
+
+@pytest.fixture(params=["host", "device", "native"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of each op: the host's, and that of fixed shapes taken on a device."""
-    monkeypatch.setattr(host_reads, "are_free", lambda tensor: request.param == "host")
+    """Each way of an op: the reference's on the host, that of fixed shapes which it takes on a device, and native."""
+    if request.param == "native" and not library.is_available():
+        pytest.skip("the native library is not built")
+    monkeypatch.setattr(ops, "is_native", request.param == "native")
+    monkeypatch.setattr(host_reads, "are_free", lambda tensor: request.param != "device")
 
 
 PROMPTS = [[1, 2, 2, 6], [], [0, 3], [4]]
@@ -92,8 +120,10 @@ def test_rows_without_a_penalty_keep_their_bits_beside_rows_with_one() -> None:
 
 def test_bias_is_that_of_transformers() -> None:
     logits = random_logits(3, 20, seed=6)
-    changed = logits.clone()
-    add_bias(changed, torch.tensor([0, 0, 2]), torch.tensor([19, 4, 0]), torch.tensor([5.0, -100.0, 0.5]))
+    changed, table = logits.clone(), torch.zeros(5, 20)
+    table[4, [19, 4]] = torch.tensor([5.0, -100.0])
+    table[1, 0] = 0.5
+    ops.add_rows(changed, torch.tensor([0, 2]), table, torch.tensor([4, 1]))
     ids = torch.tensor([[1]])
     first = transformers.SequenceBiasLogitsProcessor([[[19], 5.0], [[4], -100.0]])(ids, logits[:1])
     last = transformers.SequenceBiasLogitsProcessor([[[0], 0.5]])(ids, logits[2:])
@@ -116,7 +146,7 @@ def test_a_bitmask_forbids_what_it_does_not_name(vocab_size: int, num_words: int
     allowed = [set(row.nonzero().flatten().tolist()) for row in draws]
     logits = torch.randn(5, vocab_size, generator=generator)
     changed = logits.clone()
-    apply_token_bitmask(changed, torch.tensor([4, 0, 2]), words_of(allowed, num_words))
+    ops.apply_token_bitmask(changed, torch.tensor([4, 0, 2]), words_of(allowed, num_words))
     for row, tokens in zip((4, 0, 2), allowed, strict=True):
         expected = [float(logits[row, i]) if i in tokens else -INF for i in range(vocab_size)]
         assert changed[row].tolist() == expected
@@ -126,7 +156,7 @@ def test_a_bitmask_forbids_what_it_does_not_name(vocab_size: int, num_words: int
 def test_a_bitmask_may_be_a_view_of_a_larger_one() -> None:
     words = words_of([{0, 1, 40, 70}, {2, 33, 99}], 4)
     logits = torch.zeros(2, 64)
-    apply_token_bitmask(logits, torch.tensor([0, 1]), words[:, 1:3])
+    ops.apply_token_bitmask(logits, torch.tensor([0, 1]), words[:, 1:3])
     assert [(row == 0).nonzero().flatten().tolist() for row in logits] == [[8, 38], [1]]
 
 
@@ -140,7 +170,7 @@ def test_bans_are_those_of_transformers(history: list[int]) -> None:
     logits = torch.randn(3, 9)
     changed = logits.clone()
     width, num_words = 3, len(bad_words)
-    ban_sequences(
+    ops.ban_sequences(
         changed,
         torch.full((num_words,), 1),
         padded([history[-width:]] * num_words, width, -2),
@@ -155,7 +185,7 @@ def test_bans_are_those_of_transformers(history: list[int]) -> None:
 
 def test_the_first_token_of_an_empty_history_is_no_wildcard() -> None:
     logits = torch.zeros(1, 4)
-    ban_sequences(logits, torch.tensor([0]), torch.tensor([[-2]]), torch.tensor([[0]]), torch.tensor([3]))
+    ops.ban_sequences(logits, torch.tensor([0]), torch.tensor([[-2]]), torch.tensor([[0]]), torch.tensor([3]))
     assert logits.tolist() == [[0.0, 0.0, 0.0, 0.0]]
 
 
@@ -163,7 +193,7 @@ def test_one_match_among_entries_for_the_same_token_bans_it() -> None:
     for order in ([7, 1], [1, 7]):
         logits = torch.zeros(2, 4)
         prefixes = torch.tensor([[token] for token in order])
-        ban_sequences(logits, torch.tensor([1, 1]), torch.tensor([[7], [7]]), prefixes, torch.tensor([2, 2]))
+        ops.ban_sequences(logits, torch.tensor([1, 1]), torch.tensor([[7], [7]]), prefixes, torch.tensor([2, 2]))
         assert logits.tolist() == [[0.0] * 4, [0.0, 0.0, -INF, 0.0]]
 
 
@@ -171,8 +201,8 @@ def test_a_ban_that_does_not_match_keeps_every_bit() -> None:
     logits = random_logits(1, 40, seed=9)
     changed = logits.clone()
     entries = torch.arange(40)
-    ban_sequences(changed, torch.zeros_like(entries), torch.full((40, 2), 5), torch.full((40, 2), 6), entries)
-    ban_tokens_before(changed, torch.tensor([0]), entries.view(1, 40), torch.tensor([False]))
+    ops.ban_sequences(changed, torch.zeros_like(entries), torch.full((40, 2), 5), torch.full((40, 2), 6), entries)
+    ops.ban_tokens_before(changed, torch.tensor([0]), entries.view(1, 40), torch.tensor([False]))
     assert bits_equal(changed, logits)
 
 
@@ -181,7 +211,7 @@ def test_min_tokens_is_that_of_transformers(num_generated: int) -> None:
     logits = torch.randn(4, 11)
     changed = logits.clone()
     rows, stop_ids = torch.tensor([3, 1]), torch.tensor([[2, 10, -1], [5, -1, 11]])
-    ban_tokens_before(changed, rows, stop_ids, torch.tensor([num_generated < 3, False]))
+    ops.ban_tokens_before(changed, rows, stop_ids, torch.tensor([num_generated < 3, False]))
     oracle = transformers.MinNewTokensLengthLogitsProcessor(4, 3, torch.tensor([2, 10]))
     assert torch.equal(changed[3:], oracle(torch.zeros(1, 4 + num_generated), logits[3:]))
     assert bits_equal(changed[:3], logits[:3])
@@ -189,17 +219,17 @@ def test_min_tokens_is_that_of_transformers(num_generated: int) -> None:
 
 def test_ids_outside_the_vocabulary_reach_no_other_row() -> None:
     logits = torch.zeros(3, 5)
-    ban_tokens_before(logits, torch.tensor([1]), torch.tensor([[-1, 5, 9, -1]]), torch.tensor([True]))
+    ops.ban_tokens_before(logits, torch.tensor([1]), torch.tensor([[-1, 5, 9, -1]]), torch.tensor([True]))
     assert torch.equal(logits, torch.zeros(3, 5))
 
 
 NOTHING: dict[str, Callable[[Tensor], None]] = {
-    "bias": lambda x: add_bias(x, torch.empty(0).long(), torch.empty(0).long(), torch.empty(0)),
-    "bitmask": lambda x: apply_token_bitmask(x, torch.empty(0).long(), torch.empty(0, 2).int()),
-    "sequences": lambda x: ban_sequences(
+    "bias": lambda x: ops.add_rows(x, torch.empty(0).long(), torch.ones(3, 40), torch.empty(0).long()),
+    "bitmask": lambda x: ops.apply_token_bitmask(x, torch.empty(0).long(), torch.empty(0, 2).int()),
+    "sequences": lambda x: ops.ban_sequences(
         x, torch.empty(0).long(), torch.empty(0, 3).int(), torch.empty(0, 3).int(), torch.empty(0).long()
     ),
-    "min_tokens": lambda x: ban_tokens_before(x, torch.arange(2), torch.empty(2, 0).long(), torch.ones(2).bool()),
+    "min_tokens": lambda x: ops.ban_tokens_before(x, torch.arange(2), torch.empty(2, 0).long(), torch.ones(2).bool()),
 }
 
 
@@ -250,8 +280,10 @@ def python_filtered(logits: list[float], temperature: float, top_k: int, top_p: 
 )
 def test_draws_follow_the_changed_logits(parameters: dict[str, Any]) -> None:
     logits = penalised(ROW[None], [PROMPT], [OUTPUT], repetition=[1.4], frequency=[0.3], presence=[0.2])
-    add_bias(logits, torch.tensor([0, 0]), torch.tensor([*BIAS]), torch.tensor([*BIAS.values()]))
-    apply_token_bitmask(logits, torch.tensor([0]), words_of([{0, 1, 2, 3, 5, 6}], 1))
+    table = torch.zeros(1, len(ROW))
+    table[0, [*BIAS]] = torch.tensor([*BIAS.values()])
+    ops.add_rows(logits, torch.tensor([0]), table, torch.tensor([0]))
+    ops.apply_token_bitmask(logits, torch.tensor([0]), words_of([{0, 1, 2, 3, 5, 6}], 1))
     torch.testing.assert_close(logits[0], torch.tensor(python_logits()))
     tokens = sample(logits.expand(DRAWS, -1), tensors(DRAWS, **parameters), ALL)
     counts = torch.bincount(tokens, minlength=len(ROW)).double()

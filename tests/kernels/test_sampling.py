@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from procengine.kernels import host_reads
-from procengine.kernels.sampling import SamplingFeatures, SamplingTensors, gather_logprobs, sample
+from procengine.kernels.native import library
+from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
+from procengine.kernels.sampling import native as native_sampling
+from procengine.kernels.sampling.logprobs import gather_logprobs
 from procengine.kernels.sampling.randomness import add_gumbel_noise, row_keys
+from procengine.kernels.sampling.reference import sample
 
 ALL = SamplingFeatures.RANDOM | SamplingFeatures.TOP_K | SamplingFeatures.TOP_P | SamplingFeatures.MIN_P
 RANDOM = SamplingFeatures.RANDOM
@@ -26,11 +31,11 @@ def tensors(
     min_p: float | list[float] = 0.0,
     seed: int | list[int] = 7,
     position: int | None = None,
-) -> SamplingTensors:
+) -> SamplingColumns[Tensor]:
     def column(value: float | list[float] | list[int], dtype: torch.dtype) -> Tensor:
         return torch.tensor(value if isinstance(value, list) else [value] * rows, dtype=dtype)
 
-    return SamplingTensors(
+    return SamplingColumns(
         temperature=column(temperature, torch.float32),
         top_k=column(top_k, torch.int32),
         top_p=column(top_p, torch.float32),
@@ -93,7 +98,7 @@ def test_seeds_are_as_good_as_positions() -> None:
     assert chi_square(counts, LOGITS.double().softmax(0)) < 27.9
 
 
-def mixed_batch(rows: int, generator: torch.Generator) -> tuple[Tensor, SamplingTensors]:
+def mixed_batch(rows: int, generator: torch.Generator) -> tuple[Tensor, SamplingColumns[Tensor]]:
     """Rows of all kinds, greedy ones and filters that are off included."""
     return torch.randn(rows, 3000, generator=generator) * 3, tensors(
         rows,
@@ -109,10 +114,10 @@ def test_a_token_depends_on_its_row_alone() -> None:
     generator = torch.Generator().manual_seed(1)
     logits, batch = mixed_batch(64, generator)
     together = sample(logits, batch, ALL)
-    names = SamplingTensors.__dataclass_fields__
+    names = SamplingColumns.__dataclass_fields__
     order = torch.randperm(64, generator=generator)
     for part in (*order.split(1), *order.split(7), order):
-        some = SamplingTensors(**{name: getattr(batch, name)[part] for name in names})
+        some = SamplingColumns(**{name: getattr(batch, name)[part] for name in names})
         assert torch.equal(sample(logits[part], some, ALL), together[part])
 
 
@@ -235,31 +240,74 @@ def test_splitmix64_reference_value() -> None:
     assert splitmix64(1234567) == 6457827717110365317  # the first output published for this seed
 
 
-def test_logprobs_are_of_the_raw_logits_with_the_chosen_token_first() -> None:
+Gather = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
+
+
+def native_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    ids, logprobs, ranks = native_sampling.gather_logprobs(logits.numpy(), token_ids.numpy(), num_top)
+    return torch.from_numpy(ids), torch.from_numpy(logprobs), torch.from_numpy(ranks)
+
+
+@pytest.fixture(params=["torch", "native"])
+def gather(request: pytest.FixtureRequest) -> Gather:
+    if request.param == "torch":
+        return gather_logprobs
+    if not library.is_available():
+        pytest.skip("the native library is not built")
+    return native_logprobs
+
+
+def test_logprobs_are_of_the_raw_logits_with_the_chosen_token_first(gather: Gather) -> None:
     logits = LOGITS.expand(2, -1)
-    ids, logprobs, ranks = gather_logprobs(logits, torch.tensor([4, 2], dtype=torch.int32), 5)
+    ids, logprobs, ranks = gather(logits, torch.tensor([4, 2], dtype=torch.int32), 5)
     assert (ids.dtype, logprobs.dtype, ranks.dtype) == (torch.int32, torch.float32, torch.int32)
     assert ids.tolist() == [[4, 2, 6, 0, 3, 4], [2, 2, 6, 0, 3, 4]]
     torch.testing.assert_close(logprobs, LOGITS.double().log_softmax(0)[ids.long()].float())
     assert ranks.tolist() == [4, 1]
 
 
-def test_logprobs_without_a_top_and_with_more_than_the_vocabulary() -> None:
-    ids, logprobs, ranks = gather_logprobs(LOGITS[None], torch.tensor([5]), 0)
+def test_logprobs_without_a_top_and_with_more_than_the_vocabulary(gather: Gather) -> None:
+    ids, logprobs, ranks = gather(LOGITS[None], torch.tensor([5]), 0)
     assert (ids.tolist(), tuple(logprobs.shape), ranks.tolist()) == ([[5]], (1, 1), [7])
-    ids, logprobs, _ = gather_logprobs(LOGITS[None], torch.tensor([5]), 20)
+    ids, logprobs, _ = gather(LOGITS[None], torch.tensor([5]), 20)
     assert ids.shape == logprobs.shape == (1, 8)
 
 
-def test_equal_logprobs_come_lowest_id_first() -> None:
+def test_equal_logprobs_come_lowest_id_first(gather: Gather) -> None:
     logits = torch.zeros(1, 500)
     logits[0, 100:] = -1.0
-    ids, _, _ = gather_logprobs(logits, torch.tensor([0]), 1)
+    ids, _, _ = gather(logits, torch.tensor([0]), 1)
     assert ids[0, 1] < 100
     logits[0, [40, 7, 300]] = 2.0
-    assert gather_logprobs(logits, torch.tensor([7]), 3)[0].tolist() == [[7, 7, 40, 300]]
+    assert gather(logits, torch.tensor([7]), 3)[0].tolist() == [[7, 7, 40, 300]]
 
 
-def test_logprobs_are_finite_even_where_a_logit_is_not() -> None:
+def test_logprobs_are_finite_even_where_a_logit_is_not(gather: Gather) -> None:
     logits = torch.tensor([[3e38, -3e38, 0.0], [-torch.inf, 1e30, 5.0]])
-    assert bool(gather_logprobs(logits, torch.tensor([1, 0]), 2)[1].isfinite().all())
+    assert bool(gather(logits, torch.tensor([1, 0]), 2)[1].isfinite().all())
+
+
+@pytest.mark.skipif(not library.is_available(), reason="the native library is not built")
+@pytest.mark.parametrize("isa", list(library.Isa))
+def test_native_logprobs_are_those_of_torch(isa: library.Isa) -> None:
+    if isa > library.best_isa():
+        pytest.skip(f"this CPU has no {isa.name}")
+    generator = torch.Generator().manual_seed(3)
+    for vocab_size, num_top in ((1, 1), (31, 5), (1000, 0), (1000, 20), (20000, 300)):
+        logits = torch.randn(7, vocab_size, generator=generator) * 6
+        logits[3] = (logits[3] * 100).round() / 100  # a few equals
+        chosen = torch.randint(vocab_size, (7,), generator=generator, dtype=torch.int32)
+        expected = gather_logprobs(logits, chosen, num_top)
+        with library.forced_isa(isa):
+            found = native_logprobs(logits, chosen, num_top)
+        assert torch.equal(found[0], expected[0])
+        torch.testing.assert_close(found[1], expected[1], rtol=0, atol=4e-6)
+        assert torch.equal(found[2], expected[2])
+
+
+@pytest.mark.skipif(not library.is_available(), reason="the native library is not built")
+def test_native_logprobs_of_logits_that_say_nothing_are_in_order_all_the_same() -> None:
+    for value in (torch.nan, -torch.inf, torch.inf):
+        ids, logprobs, ranks = native_logprobs(torch.full((1, 70), value), torch.tensor([5]), 3)
+        assert (ids.tolist(), ranks.tolist()) == ([[5, 0, 1, 2]], [1])
+        assert bool(logprobs.isfinite().all())

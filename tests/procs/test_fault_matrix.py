@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.procs.faults.experiment import Experiment, options_of
-from tests.procs.faults.injection import Injector
+from tests.procs.faults.injection import SIGNALS, Injector
 from tests.procs.faults.table import CELLS, FAST_CELLS, Cell
 from tests.procs.harness import Served
 
@@ -65,11 +65,11 @@ def _marks(cell: Cell) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("cell", [pytest.param(cell, id=str(cell), marks=_marks(cell)) for cell in CELLS])
 def test_nothing_is_lost(cell: Cell, groups: Groups) -> None:
     options = options_of(cell)
-    is_shared = cell.outcome == "exact" and cell.phase not in ("starting", "draining")
+    is_shared = cell.outcome in ("exact", "lost") and cell.phase not in ("starting", "draining")
     if is_shared:
         group, injector = groups.shared(options)
     else:
-        is_armed = cell.phase == "starting" and cell.fault not in ("SIGKILL", "SIGSTOP")
+        is_armed = cell.phase == "starting" and cell.fault not in SIGNALS
         group, injector = groups.start(options, armed=cell if is_armed else None)
         if cell.phase != "starting":
             group.wait_ready()

@@ -118,7 +118,7 @@ def test_a_model_with_a_long_path_and_a_strange_name_gives_the_group_a_name(tmp_
             assert client.welcome.model == str(folder)
 
 
-@pytest.mark.parametrize("root", ["/proc/nowhere", "/dev/null", "/dev/null/x", "/" + "x" * 90])
+@pytest.mark.parametrize("root", ["/proc/nowhere", "/dev/null", "/dev/null/x", "/" + "x" * 90, "/tmp/" + "x" * 115])
 def test_a_run_directory_that_cannot_be_used_is_named_in_one_message(model: Path, root: str) -> None:
     line = expect_clear_failure("serve", model, "--device", "mock", env={"PROCENGINE_RUN_DIR": root})
     assert "run directory" in line and root in line

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from procengine.config import ModelConfig
 from procengine.executor import Model
@@ -29,7 +28,7 @@ PROMPTS = [[(7 * i * i + 3 * i + row) % VOCAB for i in range(length)] for row, l
 
 class TinyModel(NamedTuple):
     config: ModelConfig
-    loaded: Model
+    loaded: Model[Any]
 
 
 class Engine:
@@ -42,15 +41,16 @@ class Engine:
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[tuple[list[int], list[float], list[int]]]] = {}
         self.prompt: dict[int, dict[int, tuple[list[int], list[float], list[int]]]] = {}
-        cache = KVTensors(model.config, own.num_blocks, own.block_size, torch.float32, torch.device("cpu"))
-        self.runner = GenerateRunner(
+        arrays = model.loaded.arrays
+        cache = KVTensors(model.config, own.num_blocks, own.block_size, "float32", arrays)
+        self.runner: GenerateRunner[Any] = GenerateRunner(
             model.loaded.open(cache),
+            arrays,
             block_size=own.block_size,
             vocab_size=VOCAB,
             max_num_seqs=own.max_num_seqs,
             max_model_len=own.max_model_len,
             depth=depth,
-            device=torch.device("cpu"),
             processors=processors,
         )
 

@@ -26,6 +26,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 
 # What drives a device, above the models and below the worker, which opens `procengine.device` and nothing else.
 RUNNERS = (
+    "procengine.arrays",
+    "procengine.host_arrays",
+    "procengine.torch_arrays",
     "procengine.runner",
     "procengine.embed_runner",
     "procengine.executor",
@@ -39,7 +42,8 @@ RUNNERS = (
     "procengine.device",
 )
 
-# Where torch may be named at all. procs.worker is not among them: a mock worker never loads torch.
+# Where torch may be named at all. procs.worker is not among them: a mock worker never loads torch. Nor does a native
+# one, as tests/e2e/test_native_worker.py sees.
 TORCH_IN = ("procengine.kernels", "procengine.models", *RUNNERS)
 
 # Who may import a module, or anything below it. Modules that are not named are free.
@@ -53,6 +57,26 @@ IMPORTED_BY: dict[str, tuple[str, ...]] = {
 
 # Values in, values out: no clock, no input or output, no device, no process, no configuration object.
 PURE = (
+    "procengine.api.answer",
+    "procengine.api.anthropic_answer",
+    "procengine.api.anthropic_request",
+    "procengine.api.chat_answer",
+    "procengine.api.chat_messages",
+    "procengine.api.chat_request",
+    "procengine.api.chat_stream",
+    "procengine.api.choices",
+    "procengine.api.completion_answer",
+    "procengine.api.completion_request",
+    "procengine.api.conversation",
+    "procengine.api.errors",
+    "procengine.api.exchange",
+    "procengine.api.generation_fields",
+    "procengine.api.json_body",
+    "procengine.api.logprobs",
+    "procengine.api.prompts",
+    "procengine.api.responses_answer",
+    "procengine.api.responses_request",
+    "procengine.api.usage",
     "procengine.bench.arrivals",
     "procengine.bench.datasets",
     "procengine.bench.goodput",
@@ -73,6 +97,12 @@ PURE = (
     "procengine.scheduler",
     "procengine.kv_cache",
     "procengine.input_builder",
+    "procengine.backlog",
+    "procengine.completion_rate",
+    "procengine.deadlines",
+    "procengine.delta_cursor",
+    "procengine.merged_delta",
+    "procengine.submission",
     "procengine.stopping",
     "procengine.detokenizer",
     "procengine.stop_strings",
@@ -165,6 +195,9 @@ TORCH_FREE = (
     "procengine.procs.output",
     "procengine.procs.worker",
     "procengine.procs.metrics",
+    "procengine.procs.api",
+    "procengine.cli.run_batch",
+    "procengine.api.batch_run",
     "procengine.cli.top",
 )
 

@@ -13,10 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from procengine.arrays import Arrays
+from procengine.host_arrays import HostArrays
+from procengine.kernels.native import library
 from procengine.logits_state import LogitsState
 from procengine.request import Request, RowRules, RowSampling
 from procengine.row_features import BAD_WORDS, BIAS, EARLY_STOPS, GRAMMAR, PENALTIES, SAMPLING
 from procengine.slot_lists import slot_lists
+from procengine.torch_arrays import TorchArrays
 
 VOCAB, SLOTS = 23, 4
 INF = float("inf")
@@ -108,11 +112,23 @@ def random_life(rng: random.Random, key: int) -> Life:
     return Life(request, list(prompt))
 
 
+KINDS: list[Arrays[Any]] = [TorchArrays(torch.device("cpu")), *([HostArrays()] if library.is_available() else [])]
+
+
+@pytest.fixture(params=KINDS, ids=lambda arrays: type(arrays).__name__, autouse=True)
+def arrays(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Arrays[Any]:
+    monkeypatch.setattr(Worker, "arrays", request.param)
+    kind: Arrays[Any] = request.param
+    return kind
+
+
 class Worker:
     """A state and the lives in its slots."""
 
+    arrays: Arrays[Any] = KINDS[0]
+
     def __init__(self) -> None:
-        self.state = LogitsState(SLOTS, VOCAB, torch.device("cpu"))
+        self.state = LogitsState(SLOTS, VOCAB, self.arrays)
         self.lives: dict[int, Life] = {}
 
     def place(self, placed: dict[int, Life]) -> None:
@@ -130,11 +146,13 @@ class Worker:
     def step(self, slots: list[int], logits: Tensor, drawn: list[int]) -> Tensor:
         rows = np.array(slots, np.int32)
         positions = np.array([len(self.lives[slot].tokens) for slot in slots], np.int32)
-        adjusted = self.state.adjust(logits, rows, positions)
-        self.state.record(rows, torch.tensor(drawn, dtype=torch.int32))
+        given = self.arrays.send(logits.numpy())
+        adjusted = self.state.adjust(given, rows, positions)
+        assert adjusted is given
+        self.state.record(rows, self.arrays.send(np.array(drawn, np.int32)))
         for slot, token in zip(slots, drawn, strict=True):
             self.lives[slot].tokens.append(token)
-        return adjusted
+        return torch.as_tensor(adjusted)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -194,8 +212,7 @@ def test_a_batch_in_which_nobody_uses_anything_is_given_back_as_it_is() -> None:
     worker.place({0: life_of(SAMPLING, [1]), 1: life_of(GRAMMAR, [2])})
     logits = torch.randn(2, VOCAB)
     same = logits.clone()
-    assert worker.step([0, 1], logits, [3, 3]) is logits
-    assert torch.equal(logits, same)
+    assert torch.equal(worker.step([0, 1], logits, [3, 3]), same)
 
 
 def test_counts_are_rebuilt_when_a_row_comes_back_elsewhere() -> None:

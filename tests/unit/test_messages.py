@@ -28,7 +28,10 @@ GOLDEN: list[tuple[Message, bytes]] = [
     ),
     (m.Received("r", 2), b"\x93\xa8received\xa1r\x02"),
     (m.Lost(2, ["r", "s"], "why"), b"\x94\xa4lost\x02\x92\xa1r\xa1s\xa3why"),
-    (m.Rejected("r", "overloaded", "full"), b"\x94\xa8rejected\xa1r\xaaoverloaded\xa4full"),
+    (
+        m.Rejected("r", "overloaded", "full", 0.5),
+        b"\x95\xa8rejected\xa1r\xaaoverloaded\xa4full\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00",
+    ),
     (m.Stats({"num_steps": 3, "x": None}), b"\x92\xa5stats\x82\xa9num_steps\x03\xa1x\xc0"),
     (m.Attach(1), b"\x92\xa6attach\x01"),
     (m.Attached(1), b"\x92\xa8attached\x01"),
@@ -90,8 +93,8 @@ GOLDEN: list[tuple[Message, bytes]] = [
         b"\xdc\x00\x17\xa8register\x03\xc4\x01c\xa1r\x01\xa8generate\x92\x01\x02\x09\x91\x02\x91\xa1x\xc3\xc2\x91\x02\x05"
         b"\x07\x01\xc2\xc3\xa5final\x04\x05\x06\x07",
     ),
-    (m.Admitted([3, 4], [16, 0], 9), b"\x94\xa8admitted\x92\x03\x04\x92\x10\x00\x09"),
-    (m.Finish(3, "error", "why"), b"\x94\xa6finish\x03\xa5error\xa3why"),
+    (m.Admitted([3, 4], [16, 0], 9, (1, 0)), b"\x95\xa8admitted\x92\x03\x04\x92\x10\x00\x09\x92\x01\x00"),
+    (m.Finish(3, "error", "why", True), b"\x95\xa6finish\x03\xa5error\xa3why\xc3"),
     (m.Replay(3, 9, [5, 6]), b"\x94\xa6replay\x03\x09\x92\x05\x06"),
     (m.Resume(2), b"\x92\xa6resume\x02"),
     (m.TextStop(3), b"\x92\xa9text_stop\x03"),
@@ -116,9 +119,20 @@ GOLDEN: list[tuple[Message, bytes]] = [
     ),
     (m.Failed("worker", 1, "why", "tb"), b"\x95\xa6failed\xa6worker\x01\xa3why\xa2tb"),
     (m.Query(7), b"\x92\xa5query\x07"),
-    (m.ChildStats(7, "ready", 3), b"\x94\xabchild_stats\x07\xa5ready\x03"),
+    (
+        m.ChildStats(7, "ready", 3, (0.0, 1.5)),
+        b"\x95\xabchild_stats\x07\xa5ready\x03\x92\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00",
+    ),
     (m.Drain(1.5), b"\x92\xa5drain\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"),
-    (m.Drained(), b"\x91\xa7drained"),
+    (m.Drained(5, 2), b"\x93\xa7drained\x05\x02"),
+    (m.RetireWorker(1, 2), b"\x93\xadretire_worker\x01\x02"),
+    (m.WorkerRetired(1, 2), b"\x93\xaeworker_retired\x01\x02"),
+    (m.Leave(1.5), b"\x92\xa5leave\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"),
+    (m.Stays(3), b"\x92\xa5stays\x03"),
+    (m.Restart("output", 1.5), b"\x93\xa7restart\xa6output\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"),
+    (m.Restarted("output", 42, "why"), b"\x94\xa9restarted\xa6output\x2a\xa3why"),
+    (m.EndGroup(1.5), b"\x92\xa9end_group\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"),
+    (m.Ended(5, 2, "why"), b"\x94\xa5ended\x05\x02\xa3why"),
     (m.WorkerHung(1, 2), b"\x93\xabworker_hung\x01\x02"),
     (m.WorkerLost(1, 2), b"\x93\xabworker_lost\x01\x02"),
     (m.OutputLost(2, 7), b"\x93\xaboutput_lost\x02\x07"),
@@ -126,9 +140,10 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.Shutdown("why"), b"\x92\xa8shutdown\xa3why"),
     (m.GetStatus(), b"\x91\xaaget_status"),
     (
-        m.Status("g", "m", [m.ProcessStatus("worker", 1, 42, "ready", 1.5, 1000, 0.5, 3, 2)]),
-        b"\x94\xa6status\xa1g\xa1m\x91\x99\xa6worker\x01\x2a\xa5ready\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"
-        b"\xcd\x03\xe8\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00\x03\x02",
+        m.Status("g", "m", [m.ProcessStatus("worker", 1, 42, "ready", 1.5, 1000, 0.5, 3, 2, True, False, True, 1.5)]),
+        b"\x94\xa6status\xa1g\xa1m\x91\x9d\xa6worker\x01\x2a\xa5ready\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00"
+        b"\xcd\x03\xe8\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00\x03\x02\xc3\xc2\xc3"
+        b"\xcb\x3f\xf8\x00\x00\x00\x00\x00\x00",
     ),
 ]
 
@@ -142,12 +157,17 @@ DECODERS: dict[str, tuple[Callable[[bytes], Message], set[type]]] = {
     "worker": (m.decode_from_worker, {m.WorkerReady, m.StepResult, m.EmbedResult}),
     "supervisor": (
         m.decode_from_supervisor,
-        {m.Query, m.Drain, m.WorkerLost, m.OutputLost, m.FrontendLost, m.Shutdown},
+        {m.Query, m.Drain, m.WorkerLost, m.OutputLost, m.FrontendLost, m.RetireWorker, m.Leave, m.Shutdown},
     ),
     "control_peer": (
         m.decode_from_control_peer,
-        {m.Ready, m.Failed, m.ChildStats, m.Drained, m.WorkerHung, m.GetStatus},
+        {
+            *(m.Ready, m.Failed, m.ChildStats, m.Drained, m.WorkerHung, m.WorkerRetired, m.Stays),
+            *(m.GetStatus, m.Restart, m.EndGroup),
+        },
     ),
+    "restarted": (m.decode_restarted, {m.Restarted}),
+    "ended": (m.decode_ended, {m.Ended}),
     "status": (m.decode_status, {m.Status}),
 }
 
@@ -171,6 +191,10 @@ WITHOUT_TRAILING_FIELDS: list[tuple[str, list[Any], Message]] = [
     ),
     ("frontend", ["finish", 3, "abort"], m.Finish(3, "abort", None)),
     ("supervisor", ["shutdown"], m.Shutdown(None)),
+    ("control_peer", ["drained"], m.Drained(0, 0)),
+    ("control_peer", ["child_stats", 7, "ready", 3], m.ChildStats(7, "ready", 3, ())),
+    ("control_peer", ["restart", "output"], m.Restart("output", None)),
+    ("control_peer", ["end_group"], m.EndGroup(None)),
 ]
 
 

@@ -56,9 +56,19 @@ def test_claim_after_a_death_starts_from_an_empty_directory(tmp_path: Path, lock
     lock = claim_run_dir(path)
     write_description(path, {})
     (path / "frontend.sock").touch()
+    (path / "somebody's" / "folder").mkdir(parents=True)
+    (path / "link").symlink_to(tmp_path)
     os.close(lock)
     locks.append(claim_run_dir(path))
     assert [entry.name for entry in path.iterdir()] == ["lock"]
+
+
+def test_place_that_is_taken_by_something_else_is_named(tmp_path: Path) -> None:
+    (tmp_path / "group").touch()
+    with pytest.raises(ConfigError, match=r"run directory .*group cannot be used: File exists"):
+        claim_run_dir(tmp_path / "group")
+    with pytest.raises(ConfigError, match=r"group\.json cannot be written: Not a directory"):
+        write_description(tmp_path / "group", {})
 
 
 def test_lock_is_not_inherited(tmp_path: Path, locks: list[int]) -> None:

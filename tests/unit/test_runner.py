@@ -1,4 +1,5 @@
-"""The runner on a tiny random llama, driven by the real scheduler, against transformers and against itself."""
+"""The runner on a tiny random llama, driven by the real scheduler, against transformers and against itself; its state
+in tensors, and in numpy arrays with the native library's kernels."""
 
 from __future__ import annotations
 
@@ -11,12 +12,25 @@ import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from procengine.config import ModelConfig
+from procengine.kernels.native import library
 from procengine.logits_processors import LogitsContext
 from procengine.models.loader import load_model
 from procengine.request import RowRules, RowSampling
-from procengine.row_features import BAD_WORDS, BIAS, EARLY_STOPS, GRAMMAR, PENALTIES, RANDOM
+from procengine.row_features import (
+    BAD_WORDS,
+    BIAS,
+    EARLY_STOPS,
+    GRAMMAR,
+    MIN_P,
+    PENALTIES,
+    RANDOM,
+    TOP_K,
+    TOP_P,
+)
 from procengine.torch_executor import TorchModel
 from tests.model_configs import model_config_from_hf
+from tests.unit.host_model import HostModel
 from tests.unit.models.tiny_models import save_tiny_model
 from tests.unit.runner_engine import PROMPTS, VOCAB, Engine, TinyModel
 from tests.unit.simulated_worker import ToyMasks
@@ -32,11 +46,21 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, TinyModel]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ModelConfig, TorchModel]:
     folder: Path = tmp_path_factory.mktemp("llama")
     oracle = save_tiny_model("llama", folder)
     config = model_config_from_hf(oracle.config, folder)
-    return oracle, TinyModel(config, TorchModel(load_model(config, torch.float32, "cpu", progress=False)))
+    return oracle, config, TorchModel(load_model(config, torch.float32, "cpu", progress=False))
+
+
+@pytest.fixture(scope="module", params=["tensors", "arrays"])
+def pair(request: pytest.FixtureRequest, tiny: tuple[Any, ModelConfig, TorchModel]) -> tuple[Any, TinyModel]:
+    oracle, config, model = tiny
+    if request.param == "tensors":
+        return oracle, TinyModel(config, model)
+    if not library.is_available():
+        pytest.skip("the native library is not built")
+    return oracle, TinyModel(config, HostModel(model))
 
 
 def oracle_logits(oracle: Any, token_ids: list[int]) -> Tensor:
@@ -100,6 +124,48 @@ def test_speculation_beside_rows_with_everything_else(pair: tuple[Any, TinyModel
     ):
         assert (ids, ranks) == (other_ids, other_ranks)
         assert values == pytest.approx(other_values, abs=1e-4)
+
+
+# --- sampling
+
+
+def add_sampled(engine: Engine) -> Engine:
+    """Every filter, alone and with others, beside rules of each kind."""
+    filters: list[tuple[int, dict[str, Any]]] = [
+        (0, {}),
+        (TOP_K, {"top_k": 5}),
+        (TOP_P, {"top_p": 0.7}),
+        (MIN_P, {"min_p": 0.1}),
+        (TOP_K | TOP_P | MIN_P, {"top_k": 20, "top_p": 0.9, "min_p": 0.02}),
+    ]
+    for seed, (features, values) in enumerate(filters):
+        for prompt in PROMPTS:
+            engine.add(prompt, 20, RowSampling(seed, 0.9, features=features | RANDOM, **values))
+    penalties: dict[str, Any] = {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2}
+    engine.add(PROMPTS[0], 30, RowSampling(7, 0.8, features=RANDOM | PENALTIES, **penalties), num_prompt_logprobs=3)
+    rules = RowRules(logit_bias=((11, 2.0), (12, -3.0)), bad_words=((5, 6), (7,)))
+    sampling = RowSampling(8, 1.1, features=RANDOM | BIAS | BAD_WORDS | TOP_K, top_k=9, num_logprobs=4)
+    engine.add(PROMPTS[1], 30, sampling, rules=rules)
+    engine.add(PROMPTS[2], 20, RowSampling(9, 1.0, features=RANDOM | GRAMMAR), grammar=ToyMasks())
+    return engine.run()
+
+
+def all_logprobs(engine: Engine) -> list[tuple[list[int], list[float], list[int]]]:
+    of_samples = [entry for entries in engine.logprobs.values() for entry in entries]
+    return of_samples + [entry for entries in engine.prompt.values() for entry in entries.values()]
+
+
+@pytest.mark.skipif(not library.is_available(), reason="the native library is not built")
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 40, "decode_steps": 3}], ids=str)
+def test_tensors_and_arrays_draw_the_same_tokens(
+    tiny: tuple[Any, ModelConfig, TorchModel], options: dict[str, Any]
+) -> None:
+    _, config, model = tiny
+    ours, theirs = (add_sampled(Engine(TinyModel(config, kind), **options)) for kind in (HostModel(model), model))
+    assert ours.tokens == theirs.tokens
+    for found, expected in zip(all_logprobs(ours), all_logprobs(theirs), strict=True):
+        assert (found[0], found[2]) == (expected[0], expected[2])
+        assert found[1] == pytest.approx(expected[1], abs=1e-5)
 
 
 # --- log probabilities

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from procengine.config import Quantization
 from procengine.kernels.native import library
-from procengine.models.loader import open_weights
 from procengine.models.packed_llama import load_packed
+from procengine.models.weights import open_weights
 from procengine.native_executor import NativeModel
 from procengine.request import RowSampling
 from procengine.row_features import PENALTIES, RANDOM
@@ -32,7 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyModel]:
     found: dict[str, TinyModel] = {}
     for quantization in quantizations:
         decoder = load_packed(config, open_weights(config), quantization, num_threads=1, progress=False)
-        found[quantization] = TinyModel(config, NativeModel(decoder, config.num_layers, torch.float32))
+        found[quantization] = TinyModel(config, NativeModel(decoder, config.num_layers, "float32"))
     return found
 
 

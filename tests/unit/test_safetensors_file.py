@@ -47,7 +47,7 @@ def test_what_the_formats_own_writer_wrote_is_read(good: Path) -> None:
         info, view = file.tensors[name], file.tensor_bytes(name)
         assert np.array_equal(view.view(dtypes[info.dtype]).reshape(info.shape), expected)
         assert not view.flags.writeable
-        file.release(name)
+        file.release(info.offset, info.nbytes)
         assert view.tobytes() == expected.tobytes()
     with pytest.raises(ModelError, match=r"good\.safetensors.*'nope'"):
         file.tensor_bytes("nope")

@@ -17,6 +17,7 @@ from procengine.errors import ConfigError
 from procengine.kernels.linear.native import packed_linear
 from procengine.kernels.linear.packed import GGML_FORMATS, PackedFormat, PackedMatrix, WeightMemory, gate_up_order
 from procengine.kernels.native import library
+from tests.kernels.native.arrays import pack, unpack
 
 pytestmark = pytest.mark.skipif(not library.is_available(), reason="the native library is not built")
 
@@ -58,7 +59,7 @@ def three_threads() -> Iterator[None]:
 
 def random_matrix(packed_format: PackedFormat, outputs: int, inputs: int) -> PackedMatrix:
     matrix = PackedMatrix(packed_format, outputs, inputs)
-    matrix.pack(torch.randn(outputs, inputs) * torch.rand(outputs, 1) * 0.1)
+    pack(matrix, torch.randn(outputs, inputs) * torch.rand(outputs, 1) * 0.1)
     return matrix
 
 
@@ -84,7 +85,7 @@ def has_rest(peak: Tensor) -> Tensor:
 
 
 def reference(x: Tensor, matrix: PackedMatrix) -> Tensor:
-    product: Tensor = rounded(x, matrix.format) @ matrix.unpack().double().T
+    product: Tensor = rounded(x, matrix.format) @ unpack(matrix).double().T
     return product
 
 
@@ -93,7 +94,7 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 def assert_is_product(actual: Tensor, x: Tensor, matrix: PackedMatrix) -> None:
-    size = rounded(x, matrix.format).abs() @ matrix.unpack().double().abs().T
+    size = rounded(x, matrix.format).abs() @ unpack(matrix).double().abs().T
     assert bool(((actual.double() - reference(x, matrix)).abs() <= TOLERANCE * size).all())
 
 
@@ -140,10 +141,10 @@ def test_bias_and_residual_are_added_on_the_way_out(name: str, dtype: torch.dtyp
 def test_silu_mul_multiplies_gates_with_their_ups(name: str, isa: library.Isa) -> None:
     inner, inputs = 48, 64
     matrix = PackedMatrix(FORMATS[name], 2 * inner, inputs)
-    order = gate_up_order(inner)
-    matrix.pack(torch.randn(2 * inner, inputs) * 0.5, order)
+    order = torch.from_numpy(gate_up_order(inner))
+    pack(matrix, torch.randn(2 * inner, inputs) * 0.5, order)
     x, bias = torch.randn(9, inputs), torch.randn(2 * inner)
-    gate, up = (rounded(x, matrix.format) @ matrix.unpack(order).double().T + bias[order].double()).split(inner, dim=1)
+    gate, up = (rounded(x, matrix.format) @ unpack(matrix, order).double().T + bias[order].double()).split(inner, dim=1)
     assert_close(packed_linear(x, matrix, bias, silu_mul=True), functional.silu(gate) * up, 1e-5)
 
 
@@ -164,7 +165,7 @@ def test_activations_of_zeros_and_of_tiny_numbers_give_zeros(isa: library.Isa) -
 def test_largest_weights_and_activations_do_not_overflow(isa: library.Isa) -> None:
     for name in ("int8", "int8-channel-scales", "int4"):
         matrix = PackedMatrix(FORMATS[name], 32, 4096)
-        matrix.pack(torch.ones(32, 4096))
+        pack(matrix, torch.ones(32, 4096))
         x = -torch.ones(1, 4096)
         assert_is_product(packed_linear(x, matrix), x, matrix)
 
@@ -176,36 +177,36 @@ def test_largest_weights_and_activations_do_not_overflow(isa: library.Isa) -> No
 def test_packing_rounds_to_the_nearest_of_the_steps(name: str, step: float) -> None:
     weights = torch.randn(50, 128)
     matrix = PackedMatrix(FORMATS[name], 50, 128)
-    matrix.pack(weights)
+    pack(matrix, weights)
     size = 128 if matrix.format.channel_scales else matrix.format.group
     peak = weights.reshape(50, -1, size).abs().amax(-1, keepdim=True).expand(-1, -1, size).reshape(50, 128)
-    assert bool(((matrix.unpack() - weights).abs() <= peak * step / 2 * 1.01).all())
+    assert bool(((unpack(matrix) - weights).abs() <= peak * step / 2 * 1.01).all())
 
 
 def test_packing_with_mins_spans_smallest_to_largest() -> None:
     weights = torch.rand(50, 128) + 5
     matrix = PackedMatrix(FORMATS["int4-mins"], 50, 128)
-    matrix.pack(weights)
-    assert float((matrix.unpack() - weights).abs().max()) < 1 / 15 / 2 + 0.004  # + the fp16 rounding of the mins
+    pack(matrix, weights)
+    assert float((unpack(matrix) - weights).abs().max()) < 1 / 15 / 2 + 0.004  # + the fp16 rounding of the mins
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_bf16_packing_is_rounding(dtype: torch.dtype) -> None:
     weights = torch.randn(40, 64).to(dtype)
     matrix = PackedMatrix(FORMATS["bf16"], 40, 64)
-    matrix.pack(weights)
-    assert torch.equal(matrix.unpack(), weights.bfloat16().float())
+    pack(matrix, weights)
+    assert torch.equal(unpack(matrix), weights.bfloat16().float())
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_are_packed_where_they_are_told(name: str) -> None:
     weights, order = torch.randn(70, 64), torch.randperm(70)
     at_once, scattered = (PackedMatrix(FORMATS[name], 70, 64) for _ in range(2))
-    at_once.pack(weights)
-    scattered.pack(weights[:30][order[order < 30]], order[order < 30])
-    scattered.pack(weights[30:], torch.arange(30, 70))
-    assert torch.equal(scattered.unpack(), at_once.unpack())
-    assert torch.equal(scattered.unpack(order), at_once.unpack()[order])
+    pack(at_once, weights)
+    pack(scattered, weights[:30][order[order < 30]], order[order < 30])
+    pack(scattered, weights[30:], torch.arange(30, 70))
+    assert torch.equal(unpack(scattered), unpack(at_once))
+    assert torch.equal(unpack(scattered, order), unpack(at_once)[order])
 
 
 def random_blocks(ggml_type: str, rows: int, inputs: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
@@ -225,28 +226,28 @@ def test_ggml_blocks_are_packed_as_they_are(ggml_type: str) -> None:
     blocks = random_blocks(ggml_type, 40, 512)
     expected = torch.from_numpy(dequantize(blocks, gguf.GGMLQuantizationType[ggml_type]))
     matrix = PackedMatrix(GGML_FORMATS[ggml_type], 40, 512)
-    matrix.pack_blocks(torch.from_numpy(blocks), ggml_type)
+    matrix.pack_blocks(blocks, ggml_type)
     if ggml_type.endswith("_K"):  # scales are products, rounded to fp16
-        torch.testing.assert_close(matrix.unpack(), expected, rtol=0, atol=float(expected.abs().max()) * 2**-10)
+        torch.testing.assert_close(unpack(matrix), expected, rtol=0, atol=float(expected.abs().max()) * 2**-10)
     else:
-        assert torch.equal(matrix.unpack(), expected)
+        assert torch.equal(unpack(matrix), expected)
 
 
 @pytest.mark.parametrize("ggml_type", GGML_FORMATS)
 def test_the_widest_format_holds_every_ggml_type(ggml_type: str) -> None:
-    blocks = torch.from_numpy(random_blocks(ggml_type, 40, 512))
+    blocks = random_blocks(ggml_type, 40, 512)
     own, wide = (PackedMatrix(f, 40, 512) for f in (GGML_FORMATS[ggml_type], PackedFormat("int8", 16, mins=True)))
     for matrix in (own, wide):
         matrix.pack_blocks(blocks, ggml_type)
-    assert torch.equal(own.unpack(), wide.unpack())
+    assert torch.equal(unpack(own), unpack(wide))
 
 
 def test_symmetric_blocks_fit_among_those_with_mins() -> None:
-    blocks = torch.from_numpy(random_blocks("Q4_0", 8, 64))
+    blocks = random_blocks("Q4_0", 8, 64)
     symmetric, with_mins = PackedMatrix(FORMATS["int4"], 8, 64), PackedMatrix(FORMATS["int4-mins"], 8, 64)
     for matrix in (symmetric, with_mins):
         matrix.pack_blocks(blocks, "Q4_0")
-    assert torch.equal(symmetric.unpack(), with_mins.unpack())
+    assert torch.equal(unpack(symmetric), unpack(with_mins))
 
 
 def test_matrices_share_memory_without_overlap() -> None:
@@ -255,9 +256,9 @@ def test_matrices_share_memory_without_overlap() -> None:
     weights = [torch.randn(outputs, 64) for outputs in (33, 1, 64)]
     matrices = [PackedMatrix(FORMATS["int8"], len(rows), 64, memory) for rows in weights]
     for matrix, rows in zip(matrices, weights, strict=True):
-        matrix.pack(rows)
+        pack(matrix, rows)
     for matrix, rows in zip(matrices, weights, strict=True):
-        torch.testing.assert_close(matrix.unpack(), rows, rtol=0, atol=0.02)
+        torch.testing.assert_close(unpack(matrix), rows, rtol=0, atol=0.02)
 
 
 # Refusals
@@ -287,12 +288,12 @@ def test_bad_arguments_are_refused() -> None:
         r"bias must be float32 \[33\]": lambda: packed_linear(torch.randn(2, 64), matrix, torch.randn(32)),
         "residual must be": lambda: packed_linear(torch.randn(2, 64), matrix, residual=torch.randn(2, 32)),
         "out must be": lambda: packed_linear(torch.randn(2, 64), matrix, out=torch.randn(2, 32)),
-        r"rows to pack must be floats \[n, 64\]": lambda: matrix.pack(torch.randn(2, 32)),
-        "between 0 and 32": lambda: matrix.pack(torch.randn(1, 64), torch.tensor([33])),
-        "as many outputs": lambda: matrix.pack(torch.randn(2, 64), torch.tensor([1])),
-        r"must be uint8 \[n, 68\]": lambda: matrix.pack_blocks(torch.zeros(2, 36, dtype=torch.uint8), "Q8_0"),
-        "cannot hold Q4_1": lambda: matrix.pack_blocks(torch.zeros(2, 40, dtype=torch.uint8), "Q4_1"),
-        "no packed format for ggml type IQ2_XS": lambda: matrix.pack_blocks(torch.zeros(1), "IQ2_XS"),
+        r"rows to pack must be floats \[n, 64\]": lambda: pack(matrix, torch.randn(2, 32)),
+        "between 0 and 32": lambda: pack(matrix, torch.randn(1, 64), torch.tensor([33])),
+        "as many outputs": lambda: pack(matrix, torch.randn(2, 64), torch.tensor([1])),
+        r"must be uint8 \[n, 68\]": lambda: matrix.pack_blocks(np.zeros((2, 36), np.uint8), "Q8_0"),
+        "cannot hold Q4_1": lambda: matrix.pack_blocks(np.zeros((2, 40), np.uint8), "Q4_1"),
+        "no packed format for ggml type IQ2_XS": lambda: matrix.pack_blocks(np.zeros(1, np.uint8), "IQ2_XS"),
         "multiple of 32": lambda: PackedMatrix(FORMATS["int8"], 4, 40),
     }
     for message, refuse in refused.items():

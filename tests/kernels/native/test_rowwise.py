@@ -14,7 +14,8 @@ from procengine.kernels.kv_cache import native as native_cache
 from procengine.kernels.native import library
 from procengine.kernels.norm import native as native_norm
 from procengine.kernels.norm import reference as reference_norm
-from procengine.kernels.rope import RopeSpec, RotaryTable, apply_rope, make_rotary_table
+from procengine.kernels.rope import RopeSpec, RotaryTable, make_rotary_table
+from procengine.kernels.rope.reference import apply_rope
 
 pytestmark = pytest.mark.skipif(not library.is_available(), reason="the native library is not built")
 
@@ -96,6 +97,10 @@ def logical(cache: Tensor, values: bool) -> Tensor:
     return parts.reshape(cache.shape)
 
 
+def rotated(q: Tensor, k: Tensor, table: RotaryTable, positions: Tensor) -> tuple[Tensor, Tensor]:
+    return apply_rope(q, k, torch.from_numpy(table.cos), torch.from_numpy(table.sin), positions)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cache_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((2, 1), 6), ((4, 2), 80)], ids=str)
@@ -106,7 +111,7 @@ def test_rotation_and_writes_give_the_bits_of_the_reference(
     fused = torch.randn(tokens, heads[0] + 2 * heads[1], head_dim).to(dtype)
     q, k, v = fused.split((heads[0], heads[1], heads[1]), dim=1)
     positions, slots = torch.randint(100, (tokens,)), torch.randperm(20 * block_size)[:tokens]
-    expected_q, expected_k = apply_rope(q, k, table.cos, table.sin, positions)
+    expected_q, expected_k = rotated(q, k, table, positions)
     k_before = k.clone()
     caches = torch.full((2, 20, block_size, heads[1], head_dim), 7.0, dtype=cache_dtype)
     native_cache.rotate_and_write_kv(q, k, v, caches[0], caches[1], slots, table, positions)
@@ -126,7 +131,7 @@ def test_heads_are_normalised_before_they_turn(dtype: torch.dtype, isa: library.
     q_norm, k_norm = torch.randn(2, 80).to(dtype)
     positions, slots = torch.arange(11), torch.arange(11) + 3
     normed_q, normed_k = reference_norm.rms_norm(q, q_norm, 1e-6), reference_norm.rms_norm(k, k_norm, 1e-6)
-    expected_q, expected_k = apply_rope(normed_q, normed_k, table.cos, table.sin, positions)
+    expected_q, expected_k = rotated(normed_q, normed_k, table, positions)
     caches = torch.zeros(2, 1, 16, 2, 80, dtype=dtype)
     native_cache.rotate_and_write_kv(
         q, k, v, caches[0], caches[1], slots, table, positions, q_norm=q_norm, k_norm=k_norm, eps=1e-6
@@ -141,7 +146,7 @@ def test_stretched_tables_are_used_as_they_are(isa: library.Isa) -> None:
     table: RotaryTable = make_rotary_table(spec, 128)
     q, k, v = torch.randn(5, 2, 64), torch.randn(5, 1, 64), torch.randn(5, 1, 64)
     positions, slots = torch.tensor([0, 1, 64, 127, 3]), torch.arange(5)
-    expected_q, _ = apply_rope(q, k, table.cos, table.sin, positions)
+    expected_q, _ = rotated(q, k, table, positions)
     cache = torch.zeros(2, 1, 16, 1, 64)
     native_cache.rotate_and_write_kv(q, k, v, cache[0], cache[1], slots, table, positions)
     assert torch.equal(q, expected_q)

@@ -78,7 +78,8 @@ def launch_all(dtype: torch.dtype) -> None:
     sampling.sample(rows, tensors(3, temperature=0.0), SamplingFeatures.NONE)
     gather_logprobs(rows, torch.tensor([1, 2, 3], dtype=torch.int32), 5)
     counts = torch.zeros(rows.shape, dtype=torch.int32)
-    logits_kernels.apply_penalties(rows, counts, counts > 0, *torch.ones(3, 3).unbind(1))
+    named = torch.arange(3)
+    logits_kernels.apply_penalties(rows, named, counts, counts > 0, named, torch.ones(3, 3))
     logits_kernels.apply_token_bitmask(rows, torch.tensor([1]), torch.zeros(1, 4008, dtype=torch.int32))
 
 

@@ -58,16 +58,17 @@ def test_rope_and_the_write_behind_it(head_dim: int, heads: tuple[int, int], dty
     fused = torch.randn(7, heads[0] + 2 * heads[1], head_dim).to(dtype)
     q, k, v = fused.split((heads[0], heads[1], heads[1]), dim=1)
     table = make_rotary_table(RopeSpec(head_dim), 100)
+    cos, sin = torch.from_numpy(table.cos), torch.from_numpy(table.sin)
     positions = torch.randint(0, 100, (7,), dtype=torch.int32)
-    expected_q, expected_k = rope_reference.apply_rope(q, k, table.cos, table.sin, positions)
-    rotated_q, rotated_k = rope.apply_rope(q, k, table.cos, table.sin, positions)
+    expected_q, expected_k = rope_reference.apply_rope(q, k, cos, sin, positions)
+    rotated_q, rotated_k = rope.apply_rope(q, k, cos, sin, positions)
     eps = torch.finfo(dtype).eps  # of a difference of products
     torch.testing.assert_close(rotated_q, expected_q, rtol=8 * eps, atol=4 * eps)
     torch.testing.assert_close(rotated_k, expected_k, rtol=8 * eps, atol=4 * eps)
 
     caches = [torch.full((4, 8, heads[1], head_dim), torch.nan, dtype=dtype) for _ in range(4)]
     slots = torch.randperm(32)[:7]
-    q_again = rope.rope_and_write_kv(q, k, v, table.cos, table.sin, positions, caches[0], caches[1], slots)
+    q_again = rope.rope_and_write_kv(q, k, v, cos, sin, positions, caches[0], caches[1], slots)
     kv_cache_reference.write_kv(rotated_k, v, caches[2], caches[3], slots)
     assert torch.equal(q_again, rotated_q)
     for ours, expected in zip(caches[:2], caches[2:], strict=True):

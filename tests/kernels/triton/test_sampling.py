@@ -85,16 +85,16 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
 @pytest.mark.parametrize("vocab_size", [7, 1030])
 def test_penalties(vocab_size: int) -> None:
     generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(6, vocab_size, generator=generator) * 4
-    counts = torch.randint(0, 3, (6, vocab_size), generator=generator, dtype=torch.int32)
-    mask = torch.rand(6, vocab_size, generator=generator) < 0.3
+    logits = torch.randn(8, vocab_size, generator=generator) * 4
+    counts = torch.randint(0, 3, (9, vocab_size), generator=generator, dtype=torch.int32)
+    mask = torch.rand(9, vocab_size, generator=generator) < 0.3
     values = torch.tensor([[1.0, 0, 0], [1.3, 0, 0], [1, 0.5, 0], [1, 0, 0.7], [0.8, -1, 2], [2, 0.1, 0.1]])
-    expected = logits.clone()
-    logits_reference.apply_penalties(expected, counts, mask, *values.unbind(1))
-    before = logits[0].clone()
-    logits_kernels.apply_penalties(logits, counts, mask, *values.unbind(1))
+    rows, slots = torch.tensor([0, 7, 2, 3, 5, 1]), torch.tensor([8, 0, 3, 1, 7, 2])
+    before, expected = logits.clone(), logits.clone()
+    logits_reference.apply_penalties(expected, rows, counts, mask, slots, values)
+    logits_kernels.apply_penalties(logits, rows, counts, mask, slots, values)
     torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
-    assert torch.equal(logits[0], before)
+    assert torch.equal(logits[[0, 4, 6]], before[[0, 4, 6]])  # no penalty, and not named
 
 
 @pytest.mark.parametrize(("vocab_size", "num_words"), [(1, 1), (33, 2), (1100, 35), (1100, 3), (64, 5)])

@@ -19,7 +19,7 @@ STATUS = Status(
     "m",
     [
         ProcessStatus("supervisor", 0, 10, "ready", 61.0, 20 << 20, 0.25, 0),
-        ProcessStatus("worker", 1, 1234, "ready", 60.0, 300 << 20, 12.5, 3),
+        ProcessStatus("worker", 1, 1234, "stuck 12 s", 60.0, 300 << 20, 12.5, 3, progressing=False, waited_s=12.0),
     ],
 )
 
@@ -60,11 +60,11 @@ def test_supervisor_that_does_not_answer_is_left_out(supervisor: GroupInfo, tmp_
 
 def test_table_has_a_row_a_process() -> None:
     lines = render([group("small"), group("stuck")], {"small": STATUS}).splitlines()
-    assert [line.split() for line in lines] == [
-        ["GROUP", "MODEL", "ROLE", "RANK", "PID", "STATE", "UPTIME", "RSS", "CPU", "QUEUE"],
-        ["small", "m", "supervisor", "0", "10", "ready", "1m01s", "20", "MB", "0.2", "s", "0"],
-        ["small", "m", "worker", "1", "1234", "ready", "1m00s", "300", "MB", "12.5", "s", "3"],
-        ["stuck", "m", "supervisor", "0", "7", "no", "answer", "-", "-", "-", "-"],
+    assert [" ".join(line.split()) for line in lines] == [
+        "GROUP MODEL ROLE RANK PID STATE LIVE READY MOVES UPTIME RSS CPU QUEUE",
+        "small m supervisor 0 10 ready yes yes yes 1m01s 20 MB 0.2 s 0",
+        "small m worker 1 1234 stuck 12 s yes yes NO 1m00s 300 MB 12.5 s 3",
+        "stuck m supervisor 0 7 no answer NO NO NO - - - -",
     ]
     assert len({line.index("MB") for line in lines[1:3]}) == 1  # columns stand in line
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 __all__ = ["write_gguf"]
+
+Quantize = Callable[[npt.NDArray[np.float32], gguf.GGMLQuantizationType], npt.NDArray[Any]]
 
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -38,9 +41,10 @@ def write_gguf(
     matrix_type: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     extra: dict[str, npt.NDArray[Any]] | None = None,
     types: dict[str, gguf.GGMLQuantizationType] | None = None,
+    quantize: Quantize = gguf.quantize,
 ) -> None:
-    """Matrices in `matrix_type`, or what `types` says of them by name; vectors in float32; q and k rows interleaved for
-    architecture "llama"."""
+    """Matrices in `matrix_type`, or what `types` says of them by name, by `quantize`; vectors in float32; q and k rows
+    interleaved for architecture "llama"."""
     writer = gguf.GGUFWriter(path, architecture)
     for name, tensor in tensors.items():
         values = tensor.float().numpy()
@@ -51,7 +55,7 @@ def write_gguf(
             writer.add_tensor(_gguf_name(name), values)
         else:
             own_type = (types or {}).get(name, matrix_type)
-            writer.add_tensor(_gguf_name(name), gguf.quantize(values, own_type), raw_dtype=own_type)
+            writer.add_tensor(_gguf_name(name), quantize(values, own_type), raw_dtype=own_type)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()

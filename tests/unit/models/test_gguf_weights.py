@@ -15,7 +15,7 @@ from torch import Tensor
 from procengine.config import ModelConfig
 from procengine.errors import ModelError
 from procengine.models.gguf_weights import GGUFWeights
-from procengine.models.loader import load_model
+from procengine.models.loader import load_model, read_into
 from tests.model_configs import model_config_from_hf, replace
 from tests.unit.models.gguf_files import write_gguf
 from tests.unit.models.paged_forward import forward_whole
@@ -87,7 +87,7 @@ def test_matrices_of_every_type_come_out_right_side_up(
     for name, tensor in tensors.items():
         assert source.shape(name) == tuple(tensor.shape)
         destination = torch.empty(tensor.shape, dtype=dtype)
-        source.read_into(name, destination)
+        read_into(source, name, destination)
         rows = torch.cosine_similarity(destination.float().view(-1, 32), tensor.view(-1, 32))
         assert float(rows.min()) > min(cosine, 0.9999 if dtype == torch.bfloat16 else 1)
 
@@ -103,11 +103,11 @@ def test_k_quants_are_decoded_by_the_gguf_package(ggml_type: GGMLType, tmp_path:
     writer.write_tensors_to_file()
     writer.close()
     destination = torch.empty(6, 2 * block)
-    GGUFWeights(tmp_path / "x.gguf", 1, 1).read_into("model.layers.0.mlp.up_proj.weight", destination)
+    read_into(GGUFWeights(tmp_path / "x.gguf", 1, 1), "model.layers.0.mlp.up_proj.weight", destination)
     assert torch.equal(destination, torch.from_numpy(gguf.dequantize(raw, ggml_type)))
 
 
 def test_a_type_that_cannot_be_decoded_is_an_error_with_its_name(tmp_path: Path) -> None:
     write_gguf(tmp_path / "x.gguf", "llama", {}, (1, 1), extra={"output_norm.weight": np.zeros(8, dtype=np.int32)})
     with pytest.raises(ModelError, match=r"model\.norm\.weight .* I32"):
-        GGUFWeights(tmp_path / "x.gguf", 1, 1).read_into("model.norm.weight", torch.empty(8))
+        read_into(GGUFWeights(tmp_path / "x.gguf", 1, 1), "model.norm.weight", torch.empty(8))

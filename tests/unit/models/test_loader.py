@@ -95,7 +95,7 @@ def test_a_quantised_tensor_is_named_with_its_type(tmp_path: Path) -> None:
     config = saved("llama", tmp_path)
     name = "model.layers.1.mlp.down_proj.weight"
     edit(tmp_path, {name: torch.zeros(32, 44, dtype=torch.int8)})
-    with pytest.raises(ModelError, match=rf"{name} is stored as torch\.int8"):
+    with pytest.raises(ModelError, match=f"{name} is stored as I8"):
         load(config)
 
 

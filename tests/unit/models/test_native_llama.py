@@ -8,21 +8,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from procengine.config import ModelConfig, Quantization
+from procengine.config import DType, ModelConfig, Quantization
 from procengine.errors import ModelError
 from procengine.kernels.decoder.native import Decoder
 from procengine.kernels.linear.packed import PackedMatrix, gate_up_order
 from procengine.kernels.native import library
 from procengine.models.llama import LlamaModel
 from procengine.models.llama_weights import LlamaWeights, allocate_weights
-from procengine.models.loader import load_model, open_weights
+from procengine.models.loader import load_model
 from procengine.models.packed_llama import load_packed
 from procengine.models.rotary import rotary_table
+from procengine.models.weights import open_weights
 from procengine.native_executor import NativeModel
 from procengine.torch_executor import TorchModel
 from tests.model_configs import model_config_from_hf
@@ -54,33 +57,36 @@ class Loaded(NamedTuple):
     reference: TorchModel
 
 
-def load(config: ModelConfig, quantization: Quantization, kv_dtype: torch.dtype = torch.bfloat16) -> Loaded:
+def load(config: ModelConfig, quantization: Quantization, kv_dtype: DType = "bfloat16") -> Loaded:
     decoder = load_packed(config, open_weights(config), quantization, num_threads=2, progress=False)
-    reference = LlamaModel(config, unpacked(config, decoder), rotary_table(config, "cpu"))
+    reference = LlamaModel(config, unpacked(config, decoder), rotary_table(config))
     return Loaded(config, decoder, NativeModel(decoder, config.num_layers, kv_dtype), TorchModel(reference))
 
 
 def unpacked(config: ModelConfig, decoder: Decoder) -> LlamaWeights:
     """The weights that a decoder computes with, in float32."""
-    order = gate_up_order(config.intermediate_size)
+    order = torch.from_numpy(gate_up_order(config.intermediate_size))
     weights = allocate_weights(config, torch.float32, "cpu")
 
     def whole(*parts: PackedMatrix) -> Tensor:
-        return torch.cat([part.unpack() for part in parts])
+        return torch.cat([torch.from_numpy(part.unpack()) for part in parts])
+
+    def vector(values: NDArray[np.float32] | None) -> Any:
+        return None if values is None else torch.from_numpy(values)
 
     layers = [
         replace(
             own,
             **{
-                name: getattr(layer, name)
+                name: vector(getattr(layer, name))
                 for name in ("input_norm", "qkv_bias", "q_norm", "k_norm", "output_bias", "post_attention_norm")
             },
             qkv=whole(*layer.qkv),
             output=whole(layer.output),
             gate_up=whole(layer.gate_up)[order],
-            gate_up_bias=None if layer.gate_up_bias is None else layer.gate_up_bias[order],
+            gate_up_bias=None if layer.gate_up_bias is None else torch.from_numpy(layer.gate_up_bias)[order],
             down=whole(layer.down),
-            down_bias=layer.down_bias,
+            down_bias=vector(layer.down_bias),
         )
         for own, layer in zip(weights.layers, decoder.layers, strict=True)
     ]
@@ -88,7 +94,7 @@ def unpacked(config: ModelConfig, decoder: Decoder) -> LlamaWeights:
         weights,
         embedding=whole(decoder.embedding),
         layers=tuple(layers),
-        final_norm=decoder.final_norm,
+        final_norm=torch.from_numpy(decoder.final_norm),
         lm_head=whole(decoder.head),
     )
 
@@ -115,7 +121,8 @@ def test_logits_are_those_of_torch_with_the_same_weights(
 ) -> None:
     model = load(configs[kind], quantization)
     expected = ExecutorRun(model.reference, model.config, SEQUENCES).run(WHOLE)
-    for kv_dtype in (torch.float32, torch.bfloat16):
+    kv_dtypes: tuple[DType, ...] = ("float32", "bfloat16")
+    for kv_dtype in kv_dtypes:
         found = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype=kv_dtype).run(WHOLE)
         for ours, theirs in zip(found, expected, strict=True):
             assert distance(ours, theirs) < CLOSENESS[quantization]
@@ -130,7 +137,7 @@ def test_a_row_is_the_same_bit_by_bit_however_it_is_batched_and_cut(
     model = load(configs[kind], quantization)
 
     def run(plan: list[dict[int, int]]) -> list[Tensor]:
-        own = ExecutorRun(model.native, model.config, SEQUENCES, block_size=block_size, kv_dtype=torch.bfloat16)
+        own = ExecutorRun(model.native, model.config, SEQUENCES, block_size=block_size, kv_dtype="bfloat16")
         return own.run(plan)
 
     whole = run(WHOLE)
@@ -153,7 +160,7 @@ def test_each_instruction_set_gives_the_logits(
     model = load(configs["qwen3"], quantization)
     expected = ExecutorRun(model.reference, model.config, SEQUENCES).run(CHUNKS)
     with library.forced_isa(isa):
-        found = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype=torch.bfloat16).run(CHUNKS)
+        found = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype="bfloat16").run(CHUNKS)
     for ours, theirs in zip(found, expected, strict=True):
         assert distance(ours, theirs) < CLOSENESS[quantization]
 
@@ -164,7 +171,7 @@ def test_more_threads_change_nothing(configs: dict[str, ModelConfig]) -> None:
     before = library.num_threads()
     for count in (1, 2, 5):
         library.set_num_threads(count)
-        found.append(ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype=torch.bfloat16).run(CHUNKS))
+        found.append(ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype="bfloat16").run(CHUNKS))
     library.set_num_threads(before)
     for other in found[1:]:
         for ours, single in zip(other, found[0], strict=True):
@@ -174,7 +181,7 @@ def test_more_threads_change_nothing(configs: dict[str, ModelConfig]) -> None:
 def test_hidden_states_are_computed_for_the_tokens_asked_for(configs: dict[str, ModelConfig]) -> None:
     model = load(configs["llama"], "int8")
     step = {0: 1, 1: 13, 2: 7}
-    runs = [ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype=torch.bfloat16) for _ in range(4)]
+    runs = [ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype="bfloat16") for _ in range(4)]
     every = runs[0].step(step)
     for run, wanted in zip(runs[1:], ([0, 13, 20], [2, 3, 4, 9, 14, 15], []), strict=True):
         assert torch.equal(run.step(step, wanted), every[wanted])
@@ -188,7 +195,7 @@ def test_long_prompts_go_through_in_blocks_of_tokens(configs: dict[str, ModelCon
     sequences = [[(5 * i * i + i + row) % 97 for i in range(700)] for row in range(2)]
 
     def run(plan: list[dict[int, int]]) -> list[Tensor]:
-        return ExecutorRun(model.native, config, sequences, block_size=16, kv_dtype=torch.bfloat16).run(plan)
+        return ExecutorRun(model.native, config, sequences, block_size=16, kv_dtype="bfloat16").run(plan)
 
     for ours, alone in zip(run([{0: 700, 1: 700}]), run([{0: 350}, {0: 350}, {1: 512}, {1: 188}]), strict=True):
         assert torch.equal(ours, alone)
@@ -196,20 +203,19 @@ def test_long_prompts_go_through_in_blocks_of_tokens(configs: dict[str, ModelCon
 
 def test_greedy_tokens_are_the_first_largest_logits(configs: dict[str, ModelConfig]) -> None:
     model = load(configs["llama"], "int8")
-    run = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype=torch.bfloat16)
+    run = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype="bfloat16")
     hidden = run.step({0: 23, 1: 40})
-    assert torch.equal(run.executor.greedy_tokens(hidden), run.executor.compute_logits(hidden).argmax(1).int())
-    assert run.executor.greedy_tokens(torch.zeros(3, 64)).tolist() == [0, 0, 0]  # all are equal: the first
+    assert run.executor.greedy_tokens(hidden.numpy()).tolist() == run.head(hidden).argmax(1).tolist()
+    assert run.executor.greedy_tokens(np.zeros((3, 64), np.float32)).tolist() == [0, 0, 0]  # all are equal: the first
 
 
 def test_sequences_without_a_cache(configs: dict[str, ModelConfig]) -> None:
     model = load(configs["llama"], "int8")
-    run = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype=torch.bfloat16)
-    ids = torch.tensor(list(chain.from_iterable(SEQUENCES)), dtype=torch.int32)
-    bounds = torch.tensor([0, 23, 63, 72], dtype=torch.int32)
-    positions = torch.cat([torch.arange(len(sequence)) for sequence in SEQUENCES])
-    with torch.inference_mode():
-        found = model.native.encode(ids, positions, bounds, 40)
+    run = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype="bfloat16")
+    ids = np.array(list(chain.from_iterable(SEQUENCES)), np.int32)
+    bounds = np.array([0, 23, 63, 72], np.int32)
+    positions = np.concatenate([np.arange(len(sequence)) for sequence in SEQUENCES])
+    found = torch.from_numpy(model.native.encode(ids, positions, bounds, 40))
     assert torch.equal(found, torch.cat([run.step({row: len(SEQUENCES[row])}) for row in range(3)]))
 
 
@@ -248,7 +254,7 @@ def test_parts_of_different_formats_stand_side_by_side(tmp_path: Path, configs: 
     assert [len(layer.qkv) for layer in model.decoder.layers] == [2, 2, 2]
     assert model.decoder.formats == ["int4", "int8"]
     expected = ExecutorRun(model.reference, model.config, SEQUENCES).run(CHUNKS)
-    found = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype=torch.bfloat16).run(CHUNKS)
+    found = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype="bfloat16").run(CHUNKS)
     for ours, theirs in zip(found, expected, strict=True):
         assert distance(ours, theirs) < CLOSENESS["int4"]
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from procengine.config import ModelConfig, Quantization
+from procengine.config import DType, ModelConfig, Quantization
 from procengine.executor import Model
 from procengine.kernels.native import library
 from procengine.model_source import resolve_model
-from procengine.models.loader import load_model, open_weights
+from procengine.models.loader import load_model
 from procengine.models.packed_llama import load_packed
+from procengine.models.weights import open_weights
 from procengine.native_executor import NativeModel
 from procengine.tokenizer import Tokenizer
 from procengine.torch_executor import TorchModel
@@ -68,7 +69,7 @@ def continuations(reference: Reference) -> list[tuple[list[int], Tensor]]:
 def native(request: pytest.FixtureRequest, reference: Reference) -> tuple[Quantization, NativeModel]:
     source = open_weights(reference.config)
     decoder = load_packed(reference.config, source, request.param, num_threads=2, progress=False)
-    return request.param, NativeModel(decoder, reference.config.num_layers, torch.bfloat16)
+    return request.param, NativeModel(decoder, reference.config.num_layers, "bfloat16")
 
 
 def test_greedy_tokens_are_those_of_float32_where_it_is_decided(
@@ -76,7 +77,7 @@ def test_greedy_tokens_are_those_of_float32_where_it_is_decided(
 ) -> None:
     num_decided = 0
     for sequence, expected in continuations:
-        run = ExecutorRun(native[1], reference.config, [sequence], block_size=16, kv_dtype=torch.bfloat16)
+        run = ExecutorRun(native[1], reference.config, [sequence], block_size=16, kv_dtype="bfloat16")
         start = len(sequence) - MAX_TOKENS
         found = [run.logits({0: start})[0][-1], *(run.logits({0: 1})[0][-1] for _ in range(MAX_TOKENS - 1))]
         best = expected.topk(2).values
@@ -91,10 +92,10 @@ def text(reference: Reference) -> tuple[list[int], float]:
     """Some text, and its loss in float32."""
     whole = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
     token_ids = list(reference.tokenizer.encode(whole))[:1024]
-    return token_ids, loss(reference.model, reference.config, token_ids, torch.float32)
+    return token_ids, loss(reference.model, reference.config, token_ids, "float32")
 
 
-def loss(model: Model, config: ModelConfig, token_ids: list[int], kv_dtype: torch.dtype) -> float:
+def loss(model: Model[Any], config: ModelConfig, token_ids: list[int], kv_dtype: DType) -> float:
     run = ExecutorRun(model, config, [token_ids], block_size=16, kv_dtype=kv_dtype)
     logits = run.logits({0: len(token_ids)})[0]
     return float(functional.cross_entropy(logits[:-1].double(), torch.tensor(token_ids[1:])))
@@ -104,5 +105,5 @@ def test_perplexity_stays_near_that_of_float32(
     native: tuple[Quantization, NativeModel], reference: Reference, text: tuple[list[int], float]
 ) -> None:
     token_ids, expected = text
-    found = loss(native[1], reference.config, token_ids, torch.bfloat16)
+    found = loss(native[1], reference.config, token_ids, "bfloat16")
     assert abs(math.expm1(found - expected)) < LIMITS[native[0]]

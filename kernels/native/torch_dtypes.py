@@ -1,0 +1,13 @@
+"""The element types of tensors, as the library numbers them.
+
+Owns: that table, for wrappers that take tensors. Never does: anything else.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["DTYPES"]
+
+# `pe::DType`, of those that row-wise kernels and attention take.
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}

@@ -1,0 +1,88 @@
+"""`TorchArrays`: tensors, for runners on a GPU, and on a CPU for a model in torch.
+
+Owns: how torch does what `Arrays` asks for; copies to and from a GPU are asynchronous. Never does: compute a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from procengine.arrays import ElementType, RowKernels
+from procengine.kernels.logits import reference as logits
+from procengine.kernels.pooling import reference as pooling
+from procengine.kernels.sampling.logprobs import gather_logprobs
+from procengine.staging import StagingRing
+
+__all__ = ["TorchArrays"]
+
+_KERNELS: RowKernels[Tensor] = RowKernels(
+    logits.add_rows,
+    logits.apply_penalties,
+    logits.apply_token_bitmask,
+    logits.ban_sequences,
+    logits.ban_tokens_before,
+    gather_logprobs,
+    pooling.pool_last,
+    pooling.pool_mean,
+)
+
+
+class TorchArrays:
+    """Arrays[Tensor]."""
+
+    kernels = _KERNELS
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def new(self, shape: Sequence[int], dtype: ElementType, fill: float = 0) -> Tensor:
+        own = getattr(torch, dtype)
+        if self.device.type != "cpu" or fill:
+            return torch.full(tuple(shape), fill, dtype=own, device=self.device)
+        num_bytes = int(np.prod(shape)) * own.itemsize
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(own).view(tuple(shape))
+
+    def send(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self.device, non_blocking=True)
+
+    def fetch(self, arrays: Sequence[Tensor]) -> Callable[[], list[NDArray[Any]]]:
+        on_host = [tensor.to("cpu", non_blocking=True) for tensor in arrays]
+        copied = None
+        if self.device.type == "cuda":
+            copied = torch.cuda.Event()
+            copied.record()
+
+        def wait() -> list[NDArray[Any]]:
+            if copied is not None:
+                copied.synchronize()
+            return [tensor.numpy() for tensor in on_host]
+
+        return wait
+
+    def open_staging(self, depth: int) -> StagingRing:
+        return StagingRing(depth, self.device)
+
+    def widen(self, array: Tensor) -> Tensor:
+        return array.long()
+
+    def as_floats(self, bits: Tensor) -> Tensor:
+        return bits.contiguous().view(torch.float32)
+
+    def where(self, condition: Tensor, yes: Tensor, no: Tensor | int) -> Tensor:
+        return torch.where(condition, yes, no)
+
+    def concatenate(self, parts: Sequence[Tensor], axis: int) -> Tensor:
+        return torch.cat(tuple(parts), axis)
+
+    def without_gradients(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        wrapped: Callable[..., Any] = torch.inference_mode()(function)
+        return wrapped
+
+    def on_tensors(self, function: Callable[..., Any], why: str) -> Callable[..., Tensor]:
+        return function
