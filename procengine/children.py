@@ -14,6 +14,7 @@ import zmq
 from procengine import ipc
 from procengine.child_process import ChildProcess, child_name
 from procengine.config import EngineConfig
+from procengine.group_listeners import GroupListeners
 from procengine.messages import FromSupervisor, encode
 from procengine.profiling.span_ring import make_arena
 
@@ -21,15 +22,16 @@ __all__ = ["Children"]
 
 
 class Children:
-    """One process of each role and rank. `control` is the ROUTER that they connect to, `listen_fd` for the metrics."""
+    """One process of each role and rank. `control` is the ROUTER that they connect to."""
 
-    def __init__(self, config: EngineConfig, control: zmq.Socket[bytes], listen_fd: int | None) -> None:
+    def __init__(self, config: EngineConfig, control: zmq.Socket[bytes], listeners: GroupListeners) -> None:
         self._config = config
         self._control = control
         self._death_pipe = os.pipe()  # its write end is never written: children see it close
         self._children = [self._start(role, rank) for role, rank in _roles(config)]
-        if config.metrics.is_on:
-            self._children.append(ChildProcess("metrics", 0, 0, config, self._death_pipe[0], None, listen_fd))
+        for role, rank in _serving_roles(config):
+            child = ChildProcess(role, rank, 0, config, self._death_pipe[0], None, listeners.fd(role))
+            self._children.append(child)
 
     def __iter__(self) -> Iterator[ChildProcess]:
         return iter(self._children)
@@ -87,3 +89,9 @@ class Children:
 def _roles(config: EngineConfig) -> list[tuple[str, int]]:
     ranks = [("worker", rank) for rank in range(config.worker.num_workers)]
     return [*ranks, ("frontend", 0), ("output", 0)]  # workers first: they take longest
+
+
+def _serving_roles(config: EngineConfig) -> list[tuple[str, int]]:
+    """Those that speak HTTP, and keep no spans."""
+    ranks = [("api", rank) for rank in range(config.api.num_workers)] if config.api.is_on else []
+    return [("metrics", 0), *ranks] if config.metrics.is_on else ranks

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Any, Final
 
 import numpy as np
@@ -20,14 +21,17 @@ from numpy.typing import NDArray
 
 __all__ = [
     "Frames",
+    "Sending",
     "SocketReader",
     "bind",
     "connect",
     "disconnects_of",
     "has_message",
     "make_context",
+    "monitor",
     "send_frames",
     "send_routed",
+    "try_send_routed",
 ]
 
 Frames = tuple[bytes, "bytes | NDArray[np.int32]"]  # a header and its payload
@@ -38,7 +42,7 @@ _POLLIN: Final = int(zmq.POLLIN)
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _SNDMORE: Final = int(zmq.SNDMORE)
 _SNDMORE_NOBLOCK: Final = _SNDMORE | _NOBLOCK
-_UNREACHABLE: Final = (zmq.EHOSTUNREACH, zmq.EAGAIN)
+_BACKLOG: Final = 100
 _HEARTBEAT_MS: Final = 0  # ipc peers: the kernel reports a closed socket, heartbeats would only wake idle processes
 _LINGER_MS: Final = 1000
 _HANDSHAKE_MS: Final = 10_000
@@ -51,11 +55,31 @@ def make_context() -> zmq.Context[zmq.Socket[bytes]]:
     return zmq.Context(io_threads=1)
 
 
+class Sending(Enum):
+    """What became of a message to one peer."""
+
+    SENT = auto()
+    FULL = auto()  # the peer does not read, and as many messages as may wait for it do
+    GONE = auto()
+
+
 def bind(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, *, max_message_bytes: int = _BACKSTOP_BYTES
+    context: zmq.Context[zmq.Socket[bytes]],
+    kind: int,
+    endpoint: str,
+    *,
+    max_message_bytes: int = _BACKSTOP_BYTES,
+    max_unsent: int = 0,
+    max_unread: int = 0,
+    backlog: int = _BACKLOG,
 ) -> zmq.Socket[bytes]:
-    """A socket of `kind` that listens on `endpoint`."""
+    """A socket of `kind` that listens on `endpoint`. Up to `max_unsent` messages may wait for a peer to read them, and
+    `max_unread` of each peer to be read (0 is no limit), and `backlog` connections to be accepted.
+    """
     socket = _make(context, kind, max_message_bytes)
+    socket.setsockopt(zmq.SNDHWM, max_unsent)
+    socket.setsockopt(zmq.RCVHWM, max_unread)
+    socket.setsockopt(zmq.BACKLOG, backlog)
     socket.bind(endpoint)
     return socket
 
@@ -93,16 +117,28 @@ def _make(context: zmq.Context[zmq.Socket[bytes]], kind: int, max_message_bytes:
     return socket
 
 
+def monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """A socket on which these events of `socket` come in, as `zmq.utils.monitor.parse_monitor_message` reads them."""
+    return socket.get_monitor_socket(events)
+
+
 def send_routed(router: zmq.Socket[bytes], identity: bytes, message: bytes) -> bool:
-    """Send to one peer of a ROUTER without blocking. False: the peer is gone."""
+    """Send to one peer of a ROUTER without blocking. False: it is gone, or too much waits for it already."""
+    return try_send_routed(router, identity, message) is Sending.SENT
+
+
+def try_send_routed(router: zmq.Socket[bytes], identity: bytes, message: bytes) -> Sending:
+    """Send to one peer of a ROUTER without blocking."""
     try:
         router.send(identity, _SNDMORE_NOBLOCK)
         router.send(message, _NOBLOCK)
     except zmq.ZMQError as error:
-        if error.errno in _UNREACHABLE:
-            return False
+        if error.errno == zmq.EHOSTUNREACH:
+            return Sending.GONE
+        if error.errno == zmq.EAGAIN:
+            return Sending.FULL
         raise
-    return True
+    return Sending.SENT
 
 
 def send_frames(socket: zmq.Socket[bytes], frames: Frames) -> None:

@@ -5,8 +5,8 @@ children's pidfds and logs, signals, and the death pipe of whoever launched it.
 
 Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
 gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
-hears why, and the exit status is 1. Workers, the output process and the frontend are restarted first, up to a limit; so
-is the metrics process, and after that the group goes on without it.
+hears why, and the exit status is 1. They are restarted first, up to a limit; after that the group goes on without the
+metrics process, and without no other.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from procengine.children import Children
 from procengine.config import EngineConfig
 from procengine.errors import ConfigError, ProcengineError
 from procengine.group_description import describe_group
+from procengine.group_listeners import GroupListeners
 from procengine.group_status import GroupStatus
-from procengine.http_listener import listen, url_of
 from procengine.hung_children import HungChildren
 from procengine.liveness import LIVENESS_QUERY
 from procengine.messages import (
@@ -63,11 +63,13 @@ _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
 _OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
+_LAST_ROLES = ("frontend", "worker", "metrics", "api")  # to end when the output process has sent its last texts
 _WHAT_GOES_ON = {
     "worker": "its requests go on",
     "output": "its requests go on",
     "frontend": "its requests are lost; clients send those again that have shown nothing",
     "metrics": "no request notices",
+    "api": "its connections are cut, new ones wait",
 }
 
 
@@ -85,12 +87,10 @@ class Supervisor:
         self._facts: dict[str, dict[str, int | float | str]] = {}
         self._drained = Drained()
         self._end_askers: list[bytes] = []
-        port = config.metrics.port
-        self._listener = None if port is None else listen(config.metrics.host, port, "metrics_port")
-        self._urls = {"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}
+        self._listeners = GroupListeners(config)
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
-        self._children = Children(config, self._control, self._listener.fileno() if self._listener else None)
+        self._children = Children(config, self._control, self._listeners)
         self._status = GroupStatus(config, self._children, self._control, self._started_s)
         self._restarts = Restarts(config.group, self._children, self._control)
         self._status_timer = Timer(0.0, self._answer_status)
@@ -105,8 +105,7 @@ class Supervisor:
             while self._state != "gone":
                 self._loop.run_once()
         finally:
-            if self._listener is not None:
-                self._listener.close()
+            self._listeners.close_all()
             self._children.kill_all()
             error = self._error and self._error.split("\n", 1)[0]
             ended = Ended(self._drained.num_finished, self._drained.num_aborted, error)
@@ -155,7 +154,7 @@ class Supervisor:
     def _describe(self) -> dict[str, Any]:
         is_private = self._launcher_fd is not None
         return {
-            **describe_group(self._config, self._children, self._facts, self._urls, is_private=is_private),
+            **describe_group(self._config, self._children, self._facts, self._listeners.urls, is_private=is_private),
             "ready_s": round(time.monotonic() - self._started_s, 2),
         }
 
@@ -260,7 +259,7 @@ class Supervisor:
         elif not self._children.any_alive:
             self._state = "gone"
         elif child.role == "output" and not self._error:
-            self._children.send(Shutdown(), "frontend", "worker", "metrics")
+            self._children.send(Shutdown(), *_LAST_ROLES)
 
     def _hear_last_words(self, child: ChildProcess) -> None:
         """One that gave up has said why, but its death may be known a moment before its message is here."""
@@ -290,8 +289,7 @@ class Supervisor:
             self._fail(end)
             return
         write_log(f"procengine: {end}\nprocengine: the group goes on without {child.name}\n")
-        if self._listener is not None:
-            self._listener.close()  # who asks shall hear at once that nobody answers
+        self._listeners.close(child.role)
 
     def _replace(self, dead: ChildProcess) -> None:
         if self._state in ("stopping", "gone"):
@@ -314,7 +312,7 @@ class Supervisor:
         self._state = "draining"
         self._restarts.refuse_all("the group is draining")
         self._set_deadline(timeout_s + _STOP_GRACE_S)
-        self._children.send(Drain(timeout_s), "frontend", "output")
+        self._children.send(Drain(timeout_s), "frontend", "output", "api")
 
     def _stop(self, error: str | None = None) -> None:
         """Tell everybody to end; what does not within the grace time is killed."""
@@ -323,12 +321,12 @@ class Supervisor:
         self._set_deadline(_STOP_GRACE_S)
         output = self._children.find("output")
         if error:
-            self._children.send(Shutdown(error), "output", "frontend", "worker", "metrics")
+            self._children.send(Shutdown(error), "output", *_LAST_ROLES)
         elif output is not None and output.is_alive:
             # Alone: while its last texts are under way, nobody may say "gone".
             self._children.send(Shutdown(), "output")
         else:
-            self._children.send(Shutdown(), "frontend", "worker", "metrics")
+            self._children.send(Shutdown(), *_LAST_ROLES)
 
     def _fail(self, error: str) -> None:
         self._error = error

@@ -32,6 +32,7 @@ class Injector:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.first_fds: dict[str, int] = {}  # by process, before the first fault: see `Experiment`
         path = os.pathsep.join([str(_INJECTED), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.environment = {"PYTHONPATH": path, _DIR: str(folder)}
 
