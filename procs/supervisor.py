@@ -31,7 +31,8 @@ from procengine.errors import ConfigError, ProcengineError
 from procengine.group_description import describe_group
 from procengine.group_listeners import GroupListeners
 from procengine.group_status import GroupStatus
-from procengine.liveness import LIVENESS_QUERY, MAX_MISSED, Liveness
+from procengine.hung_children import HungChildren
+from procengine.liveness import LIVENESS_QUERY
 from procengine.messages import (
     UNREADABLE,
     ChildStats,
@@ -63,7 +64,6 @@ _STDOUT = 1
 _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
-_DUMP_S = 0.5  # for a hung child to write its stacks
 _OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
 _LAST_ROLES = ("frontend", "worker", "metrics", "api")  # to end when the output process has sent its last texts
 _WHAT_GOES_ON = {
@@ -99,8 +99,8 @@ class Supervisor:
         self._status = GroupStatus(config, self._children, self._control, self._started_s)
         self._restarts = Restarts(config.group, self._children, self._control)
         self._status_timer = Timer(0.0, self._answer_status)
-        self._liveness = Liveness(self._children)
         self._loop = PollLoop()
+        self._hung = HungChildren(self._children, self._loop, config.group.step_timeout_s)
         self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
         self._watch_everything()
 
@@ -146,7 +146,7 @@ class Supervisor:
                 return
             self._state = "ready"
             self._deadline.cancel()
-            self._ask_who_lives()
+            self._hung.watch()
             _say({"event": "ready", **description})
         elif child.epoch:
             self._restarts.tell_news(child)
@@ -207,13 +207,13 @@ class Supervisor:
                 self._drained = message
                 self._stop()
             case WorkerHung(rank, epoch):
-                self._on_hang(rank, epoch)
+                self._hung.end_worker(rank, epoch)
             case WorkerRetired(rank, epoch):
                 self._restarts.end_worker(rank, epoch)
             case Stays(num_unfinished):
                 self._restarts.refuse("frontend", f"{num_unfinished} requests did not finish in time")
             case ChildStats(query_id) if query_id == LIVENESS_QUERY:
-                self._liveness.take_answer(identity)
+                self._hung.take_answer(identity)
             case ChildStats():
                 if self._status.take(identity, message):
                     self._answer_status()
@@ -280,28 +280,6 @@ class Supervisor:
 
     # --- restarts
 
-    def _on_hang(self, rank: int, epoch: int) -> None:
-        """It is asked where it hangs, and then killed: what follows is a death like any other."""
-        child = self._children.find("worker", rank)
-        if child is None or child.epoch != epoch or not child.is_alive:
-            return
-        self._end_hung(child, "has made no progress")
-
-    def _end_hung(self, child: ChildProcess, why: str) -> None:
-        timeout_s = self._config.group.step_timeout_s
-        write_log(f"procengine: {child.name} (pid {child.pid}) {why} for {timeout_s:g} s; its threads:\n")
-        child.dump_stacks()
-        self._loop.call_at(time.monotonic() + _DUMP_S, child.kill)  # its pidfd says so to `_on_death`
-
-    def _ask_who_lives(self) -> None:
-        """A worker may hang although it answers (`_on_hang`); whoever does not answer hangs, whatever it should do."""
-        if self._state not in ("ready", "draining"):
-            return
-        for child in self._liveness.begin_round():
-            self._end_hung(child, "has not answered")
-        period_s = self._config.group.step_timeout_s / MAX_MISSED
-        self._loop.call_at(time.monotonic() + period_s, self._ask_who_lives)
-
     def _plan_restart(self, child: ChildProcess) -> None:
         """It died."""
         delay_s = self._restarts.delay_s(child, time.monotonic())
@@ -349,6 +327,7 @@ class Supervisor:
     def _stop(self, error: str | None = None) -> None:
         """Tell everybody to end; what does not within the grace time is killed."""
         self._state = "stopping"
+        self._hung.stop()
         self._set_deadline(_STOP_GRACE_S)
         output = self._children.find("output")
         if error:
