@@ -13,6 +13,7 @@ from msgspec import Struct
 __all__ = [
     "ApiConfig",
     "CacheConfig",
+    "CrashConfig",
     "Device",
     "EngineConfig",
     "GroupConfig",
@@ -191,6 +192,15 @@ class ListenConfig(Struct, frozen=True, forbid_unknown_fields=True):
     curve_keys: str | None = None  # path of the server file; None: without keys, on the loopback interface only
 
 
+class CrashConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is written down when a process dies."""
+
+    dir: str
+    seconds: float = 30.0  # of steps; 0: nothing is written
+    max_records: int = 8  # files in the directory, of all groups
+    redact_prompts: bool = False
+
+
 class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the group lives and how it ends."""
 
@@ -215,4 +225,5 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     profiling: ProfilingConfig = ProfilingConfig()
     metrics: MetricsConfig = MetricsConfig()
     api: ApiConfig = ApiConfig()
+    crash: CrashConfig = CrashConfig("", 0.0)
     listen: ListenConfig | None = None  # None: clients connect to Unix sockets only

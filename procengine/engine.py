@@ -124,7 +124,7 @@ class Engine:
         self._keys_by_client.setdefault(client, {})[request_id] = [request.key for request in requests]
         registers = [msgspec.structs.replace(parts.register(request, body), **(times or {})) for request in requests]
         for register in registers:
-            self._ledger.register(register)
+            self._ledger.register(register, body, seed)
         return registers
 
     def registered(self, key: int) -> bytes:
@@ -151,8 +151,8 @@ class Engine:
     def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> Applied:
         """Take in a result. Of the requests that ended by it the output process sees the same ends by itself."""
         applied = self.pipelines[header.rank].apply(header, payload)
-        for request, _reason in applied.ended:
-            self._ledger.end(request.key, request.token_ids)
+        for request, reason in applied.ended:
+            self._ledger.end(request.key, request.token_ids, reason=reason)
             self._forget(request)
         return applied
 
@@ -169,7 +169,7 @@ class Engine:
                 request.is_finished = True
                 text = f"the worker died {request.num_worker_deaths} times while this request was running"
                 ends.append(Finish(request.key, "error", text))
-                self._ledger.end(request.key, request.token_ids, ends[-1])
+                self._ledger.end(request.key, request.token_ids, ends[-1], "error")
                 continue
             pipeline = self._choose_pipeline(workflow, request)
             pipeline.planners[workflow].add(request)
@@ -232,8 +232,16 @@ class Engine:
         placed.pipeline.planners[placed.workflow].finish(placed.request)
         self._forget(placed.request)
         finish = Finish(key, finish_reason, error, is_told)
-        self._ledger.end(key, history, None if finish_reason == "stop" else finish)  # a stop is in the text again
+        is_seen = finish_reason == "stop"  # in the text again
+        self._ledger.end(key, history, None if is_seen else finish, finish_reason)
         return finish
+
+    def kept_requests(self) -> Iterator[tuple[int, LedgerEntry, NDArray[np.int32]]]:
+        """(key, what is known of it, its tokens int32 [n]) of all requests that run and the newest that have ended."""
+        for key, entry in self._ledger.ended():
+            yield key, entry, entry.token_ids
+        for key, entry in self._ledger.running():
+            yield key, entry, self._history(self._placed_by_key[key])
 
     def end_failed(self) -> list[Finish]:
         """End the requests that turned out not to be able to go on (a grammar that gave up)."""

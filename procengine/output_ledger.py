@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,6 +38,8 @@ class LedgerEntry:
         token_ids: int32 [n], prompt and output of one that has ended.
         finish: how it was ended from outside; None if its tokens say it, or it has not ended.
         is_delivered: the client was sent its end.
+        body, seed: what the client asked for and what was drawn for it, for crash records.
+        finish_reason: how it ended; "" while it runs.
         is_condemned: it kills output processes, so that nothing of it is told but that it has failed.
     """
 
@@ -51,6 +54,9 @@ class LedgerEntry:
     finish: Finish | None = None
     is_delivered: bool = False
     is_condemned: bool = False
+    body: Any = None
+    seed: int = 0
+    finish_reason: str = ""
 
     def admitted(self, key: int) -> Admitted | None:
         """The Admitted messages it had, in one; None if there was none."""
@@ -80,10 +86,14 @@ class OutputLedger:
         """Whether the client of any request that is kept wants log probabilities."""
         return any(entry.wants_logprobs for _, entry in chain(self.running(), self.ended()))
 
-    def register(self, register: Register) -> None:
-        """The output process hears of a request."""
+    def register(self, register: Register, body: Any = None, seed: int = 0) -> None:
+        """The output process hears of a request, which came with this body."""
         self._running[register.key] = LedgerEntry(
-            encode(register), len(register.prompt_token_ids), wants_logprobs=register.num_logprobs >= 0
+            encode(register),
+            len(register.prompt_token_ids),
+            wants_logprobs=register.num_logprobs >= 0,
+            body=body,
+            seed=seed,
         )
 
     def registered(self, key: int) -> bytes:
@@ -100,9 +110,10 @@ class OutputLedger:
                 entry.num_cached_tokens, entry.admitted_ns = num_cached_tokens, message.sent_ns
             entry.is_admitted, entry.num_preemptions = True, num_preemptions
 
-    def end(self, key: int, token_ids: NDArray[np.int32], finish: Finish | None = None) -> None:
+    def end(self, key: int, token_ids: NDArray[np.int32], finish: Finish | None = None, reason: str = "") -> None:
         """A request ended with these tokens, int32 [n], which are kept; `finish` if the tokens do not say so."""
         entry = self._running.pop(key)
+        entry.finish_reason = reason
         entry.token_ids, entry.finish = token_ids, finish
         (self._delivered if entry.is_delivered else self._ended)[key] = entry
         self._num_tokens += token_ids.size
@@ -125,7 +136,7 @@ class OutputLedger:
             return
         register = decode_from_frontend(entry.registered)
         assert isinstance(register, Register)
-        entry.registered = encode(_bare(register))
+        entry.registered, entry.body = encode(_bare(register)), None
         entry.finish, entry.is_condemned, entry.wants_logprobs = finish, True, False
         self._num_tokens -= entry.token_ids.size
         entry.token_ids = np.empty(0, np.int32)

@@ -16,6 +16,7 @@ import msgspec
 from procengine.config import (
     ApiConfig,
     CacheConfig,
+    CrashConfig,
     Device,
     DType,
     EngineConfig,
@@ -117,6 +118,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ssl_keyfile: str | None = None
     listen: str | None = None
     curve_keys: str | None = None
+    crash_dir: str | None = None
+    crash_seconds: float = 30.0
+    crash_records: int = 8
+    redact_prompts: bool = False
 
 
 def resolve(args: EngineArgs) -> EngineConfig:
@@ -149,6 +154,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         metrics=_metrics(args, group, api),
         api=api,
         listen=resolve_listen(args.listen, args.curve_keys),
+        crash=_crash(args),
     )
 
 
@@ -193,6 +199,8 @@ def _check_ranges(args: EngineArgs) -> None:
         ("metrics_port", 0, 65535),
         ("port", 0, 65535),
         ("api_workers", 1, 64),
+        ("crash_seconds", 0, 3600),
+        ("crash_records", 1, 10_000),
     ):
         value = getattr(args, field)
         if value is not None and not (low <= value and (high is None or value <= high)):
@@ -303,6 +311,11 @@ def _api(args: EngineArgs, model: ModelConfig) -> ApiConfig:
         ssl_certfile=args.ssl_certfile,
         ssl_keyfile=args.ssl_keyfile,
     )
+
+
+def _crash(args: EngineArgs) -> CrashConfig:
+    folder = procengine_home() / "crashes" if args.crash_dir is None else Path(args.crash_dir).expanduser()
+    return CrashConfig(str(folder.absolute()), args.crash_seconds, args.crash_records, args.redact_prompts)
 
 
 def _otlp_url(endpoint: str | None) -> str | None:

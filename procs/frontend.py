@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,8 @@ import zmq
 
 from procengine import ipc
 from procengine.child import Child, run_child, run_loop
+from procengine.crash.kept import recorded_request
+from procengine.crash.record import encode_requests
 from procengine.engine import Engine
 from procengine.errors import ProtocolError
 from procengine.frame_checks import read_message, read_result
@@ -24,20 +27,21 @@ from procengine.messages import (
     Delivered,
     Drain,
     Drained,
+    FromChild,
     FrontendLost,
     Leave,
     OutputLost,
     Query,
+    RecordedRequests,
     Resume,
     Resync,
     RetireWorker,
     Shutdown,
     Stays,
+    TakeRecord,
     TextStop,
-    WorkerHung,
     WorkerLost,
     WorkerReady,
-    WorkerRetired,
     decode_from_output,
     decode_from_supervisor,
     encode,
@@ -207,6 +211,8 @@ class Frontend:
                 self._on_output_lost(epoch, key)
             case FrontendLost():
                 pass  # before us
+            case TakeRecord(record_id):
+                self._tell_supervisor(RecordedRequests(record_id, self._recorded_requests()))
             case RetireWorker() as message:
                 if self._steps is not None:
                     self._steps.retire_worker(message)
@@ -234,9 +240,14 @@ class Frontend:
             self._door.go_on()
             self._pump()
 
-    def _tell_supervisor(self, message: ChildStats | Drained | Stays | WorkerHung | WorkerRetired) -> None:
+    def _tell_supervisor(self, message: FromChild) -> None:
         self._child.control.send(encode(message))
         self._control.poke()
+
+    def _recorded_requests(self) -> bytes:
+        key = secrets.token_bytes(32) if self._child.config.crash.redact_prompts else None
+        kept = self._engine.kept_requests() if self._engine is not None else iter(())
+        return encode_requests((recorded_request(*one) for one in kept if one[1].body is not None), key)
 
     def _abort_all(self) -> None:
         if self._engine is not None:

@@ -43,6 +43,7 @@ from procengine.messages import (
     Resync,
     RetireWorker,
     Shutdown,
+    TakeRecord,
     TextStop,
     WorkerLost,
     WorkerReady,
@@ -328,7 +329,7 @@ class Output:
                     self._results.drain()
                 self._flush()
                 self._on_end()
-            case WorkerLost() | OutputLost() | RetireWorker():  # these are the frontend's business
+            case WorkerLost() | OutputLost() | RetireWorker() | TakeRecord():  # these are the frontend's business
                 pass
 
     def _end_all(self, error: str) -> None:

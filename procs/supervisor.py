@@ -27,6 +27,7 @@ from procengine.child_process import ChildProcess, write_log, write_to
 from procengine.children import Children
 from procengine.client_listeners import ClientListeners
 from procengine.config import EngineConfig
+from procengine.crash.writer import CrashWriter
 from procengine.errors import ConfigError, ProcengineError
 from procengine.group_description import describe_group
 from procengine.group_listeners import GroupListeners
@@ -41,14 +42,17 @@ from procengine.messages import (
     Ended,
     EndGroup,
     Failed,
+    FromAsker,
     FromChild,
     GetStatus,
     Ready,
+    RecordedRequests,
     Restart,
     Shutdown,
     Stays,
     WorkerHung,
     WorkerRetired,
+    WriteRecord,
     decode_from_control_peer,
     encode,
 )
@@ -101,6 +105,7 @@ class Supervisor:
         self._status_timer = Timer(0.0, self._answer_status)
         self._loop = PollLoop()
         self._hung = HungChildren(self._children, self._loop, config.group.step_timeout_s)
+        self._crashes = CrashWriter(config, self._children, self._control, self._loop)
         self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
         self._watch_everything()
 
@@ -113,6 +118,7 @@ class Supervisor:
             self._listeners.close_all()
             self._clients.close()
             self._children.kill_all()
+            self._crashes.close()
             error = self._error and self._error.split("\n", 1)[0]
             ended = Ended(self._drained.num_finished, self._drained.num_aborted, error)
             for asker in self._end_askers:
@@ -176,13 +182,15 @@ class Supervisor:
             except UNREADABLE as error:
                 self._strays.drop("control", error, identity)
                 continue
-            if isinstance(message, GetStatus | Restart | EndGroup):
+            if isinstance(message, FromAsker):
                 self._on_asked(identity, message)
             else:
                 self._on_child(identity, message)
 
-    def _on_asked(self, asker: bytes, message: GetStatus | Restart | EndGroup) -> None:
+    def _on_asked(self, asker: bytes, message: FromAsker) -> None:
         match message:
+            case WriteRecord():
+                self._crashes.on_demand(asker)
             case GetStatus():
                 self._on_status_asked(asker)
             case Restart(name, timeout_s):
@@ -212,11 +220,16 @@ class Supervisor:
                 self._restarts.end_worker(rank, epoch)
             case Stays(num_unfinished):
                 self._restarts.refuse("frontend", f"{num_unfinished} requests did not finish in time")
-            case ChildStats(query_id) if query_id == LIVENESS_QUERY:
-                self._hung.take_answer(identity)
+            case RecordedRequests():
+                self._crashes.take(message)
             case ChildStats():
-                if self._status.take(identity, message):
-                    self._answer_status()
+                self._on_stats(identity, message)
+
+    def _on_stats(self, identity: bytes, stats: ChildStats) -> None:
+        if stats.query_id == LIVENESS_QUERY:
+            self._hung.take_answer(identity)
+        elif self._status.take(identity, stats):
+            self._answer_status()
 
     def _on_status_asked(self, asker: bytes) -> None:
         if not self._status.is_asking:
@@ -286,7 +299,10 @@ class Supervisor:
         if delay_s is None:
             self._give_up(child, self._restarts.describe_last(child))
         else:
-            self._lose(child, child.describe_end(), delay_s)
+            end = child.describe_end()
+            self._lose(child, end, delay_s)
+            if child.role not in _OPTIONAL_ROLES:
+                self._crashes.on_death(end)
 
     def _lose(self, child: ChildProcess, end: str, delay_s: float) -> None:
         """The group goes on without it until its successor is ready."""
@@ -296,6 +312,7 @@ class Supervisor:
 
     def _give_up(self, child: ChildProcess, end: str) -> None:
         if child.role not in _OPTIONAL_ROLES:
+            self._crashes.on_death(end)
             self._fail(end)
             return
         write_log(f"procengine: {end}\nprocengine: the group goes on without {child.name}\n")

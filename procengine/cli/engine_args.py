@@ -81,6 +81,10 @@ _HELP: Final[Mapping[str, str]] = {
     "ssl_keyfile": "its private key (PEM)",
     "listen": "take clients on tcp://ADDRESS:PORT too, and on the port after it (outputs); 0 takes two that are free",
     "curve_keys": "file or name of keys (`procengine keys new`): tcp clients need keys; demanded beyond the loopback",
+    "crash_dir": "folder for records of what ran when a process died (auto: crashes/ in the cache directory)",
+    "crash_seconds": "seconds of steps in a crash record; 0 writes none",
+    "crash_records": "most crash records in the folder; the oldest go",
+    "redact_prompts": "leave texts and token ids out of crash records: their lengths and digests stay",
     "otlp_endpoint": "send a trace of each request to this URL (OTLP over HTTP); needs procengine[otel]",
 }
 

@@ -40,6 +40,8 @@ _COMMANDS: Final = {
     "restart": _Command("procengine.cli.restart", "replace one process of a running group"),
     "top": _Command("procengine.cli.top", "watch a running group"),
     "pull": _Command("procengine.cli.pull", "fetch a model"),
+    "record": _Command("procengine.cli.record", "write down what a running group does, to run it again"),
+    "replay": _Command("procengine.cli.replay", "run the requests of a record again, and compare their tokens"),
     "keys": _Command("procengine.cli.keys", "make the keys of tcp connections"),
     "doctor": _Command("procengine.cli.doctor", "look at what a group needs of this machine"),
     "bench": _Command("procengine.cli.bench", "measure a group, its parts, or two of them side by side"),

@@ -158,7 +158,9 @@ def drain(doors: dict[str, zmq.Socket[bytes]], linger_ms: int = 0) -> None:
             door.recv_multipart()
 
 
-@pytest.mark.parametrize("name", SOCKETS)
+@pytest.mark.parametrize(
+    "name", ["frontend", *(pytest.param(name, marks=pytest.mark.slow) for name in SOCKETS if name != "frontend")]
+)
 def test_an_oversize_frame_ends_its_connection_alone(group: Served, name: str) -> None:
     canary = Canary.of(group, CONTEXT - 1)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -52,6 +52,7 @@ def test_without_keys_on_the_loopback_interface_and_beside_unix_sockets(serve: C
         Client(endpoint, curve_keys=ClientKeys("0" * 40, *(key.decode() for key in zmq.curve_keypair())))
 
 
+@pytest.mark.slow
 def test_ipv6(serve: Callable[..., Served]) -> None:
     if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
@@ -154,6 +155,7 @@ def test_clients_wait_while_the_output_process_is_started_again(serve: Callable[
         check_client(client)
 
 
+@pytest.mark.slow
 def test_a_group_elsewhere_that_is_gone_is_missed(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,8 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("restart_window", [0.1, 3600], [0, -1, math.nan, math.inf]),
     ("span_records", [0, 1, 1 << 14], [-1, 3, 1000, (1 << 24) + 1]),
     ("metrics_port", [0, 9400, 65535], [-1, 65536]),
+    ("crash_seconds", [0, 0.5, 3600], [-1, 3601, math.nan]),
+    ("crash_records", [1, 10_000], [0, 10_001]),
     ("port", [0, 8000, 65535], [-1, 65536]),
     ("api_workers", [1, 64], [0, -1, 65]),
 ]
