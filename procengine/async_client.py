@@ -26,6 +26,7 @@ from procengine.client_bodies import (
     one_prompt_body,
     prompt_body,
     prompt_text,
+    timed_body,
 )
 from procengine.client_core import ClientCore, OnEnd, OnItem, Pending, dead_group_error
 from procengine.client_link import CUT_OFF_S, new_call_seed, new_identity
@@ -109,17 +110,19 @@ class AsyncClient:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         traceparent: str = "",
     ) -> RequestOutput:
         """Complete a text or a list of token ids. Cancelling the task aborts the request.
 
-        With `echo` the text begins with the prompt's. `traceparent` (W3C Trace Context) names the span of the caller
-        that the group's own belong to, where it exports them.
+        With `echo` the text begins with the prompt's. What is not done after `timeout_s` seconds ends with
+        `finish_reason` "abort", an `error` that says so, and what it has by then. `traceparent` (W3C Trace Context)
+        names the span of the caller that the group's own belong to, where it exports them.
 
         Raises:
             InvalidRequestError, OverloadedError, ShuttingDownError, EngineDeadError, RequestFailedError.
         """
-        body = generate_body(prompt_body(prompt), params, priority, cache_salt, echo=echo)
+        body = generate_body(prompt_body(prompt), params, priority, cache_salt, echo=echo, timeout_s=timeout_s)
         return await self._generate(body, request_id, traceparent)
 
     async def chat(
@@ -130,6 +133,7 @@ class AsyncClient:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
         traceparent: str = "",
@@ -139,7 +143,9 @@ class AsyncClient:
         `tools` and `tool_choice` are those of `Client.chat`. Otherwise as `generate`.
         """
         offer = self._offer(tools, tool_choice)
-        body = generate_body(messages_body(messages, offer.tools), offer.params(params), priority, cache_salt)
+        body = generate_body(
+            messages_body(messages, offer.tools), offer.params(params), priority, cache_salt, timeout_s=timeout_s
+        )
         with offer.naming_tools():
             output = await self._generate(body, request_id, traceparent)
         return read_calls(output, offer.style, new_call_seed())
@@ -154,6 +160,7 @@ class AsyncClient:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
         traceparent: str = "",
@@ -165,7 +172,9 @@ class AsyncClient:
         """
         offer = self._offer(tools, tool_choice)
         params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
-        body = generate_body(one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo)
+        body = generate_body(
+            one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo, timeout_s=timeout_s
+        )
         connection, news = self._connected, asyncio.Event()
         pending = connection.submit("generate", body, request_id, traceparent, lambda _: news.set(), news.set)
         try:
@@ -183,9 +192,9 @@ class AsyncClient:
         finally:
             connection.abandon(pending)
 
-    async def embed(self, prompt: Prompt, *, traceparent: str = "") -> EmbeddingOutput:
+    async def embed(self, prompt: Prompt, *, timeout_s: float | None = None, traceparent: str = "") -> EmbeddingOutput:
         """The vector of a text or a list of token ids. Cancelling the task aborts the request. Raises as `generate`."""
-        pending = await self._run("embed", prompt_body(prompt), None, traceparent)
+        pending = await self._run("embed", timed_body(prompt_body(prompt), timeout_s), None, traceparent)
         return collect_embedding(pending.answer(Embedding), pending.delivered_ns, pending.arrived_ns)
 
     async def abort(self, request_id: str) -> None:

@@ -80,14 +80,18 @@ def run_child(role: str, main: Callable[[Child], None]) -> None:
     os._exit(0)
 
 
-def run_loop(loop: asyncio.AbstractEventLoop) -> None:
+def run_loop(loop: asyncio.AbstractEventLoop, is_tolerable: Callable[[dict[str, Any]], bool] | None = None) -> None:
     """Run until the loop is stopped. An exception that a callback lets out stops it, and is raised here.
+
+    Unless it `is_tolerable`, by the context that the loop gives: what a peer did to its own connection may be.
 
     asyncio would log it and go on; but it is one of our invariants that broke, and who waits would wait for ever.
     """
     failures: list[BaseException] = []
 
     def fail(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if is_tolerable is not None and is_tolerable(context):
+            return
         failures.append(context.get("exception") or RuntimeError(context["message"]))
         loop.stop()
 

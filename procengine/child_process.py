@@ -44,7 +44,7 @@ def memory_file(data: bytes) -> int:
 
 def child_name(role: str, rank: int) -> str:
     """`worker-0`; roles that exist once go without a number."""
-    return f"{role}-{rank}" if role == "worker" else role
+    return f"{role}-{rank}" if role in ("worker", "api") else role
 
 
 class ChildProcess:

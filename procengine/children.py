@@ -29,10 +29,9 @@ class Children:
         self._listen_fds = listen_fds
         self._death_pipe = os.pipe()  # its write end is never written: children see it close
         self._children = [self._start(role, rank) for role, rank in _roles(config)]
-        if config.metrics.is_on:
-            self._children.append(
-                ChildProcess("metrics", 0, 0, config, self._death_pipe[0], None, listen_fds.get("metrics"))
-            )
+        for role, rank in _serving_roles(config):
+            child = ChildProcess(role, rank, 0, config, self._death_pipe[0], None, listen_fds.get(role))
+            self._children.append(child)
 
     def __iter__(self) -> Iterator[ChildProcess]:
         return iter(self._children)
@@ -90,3 +89,9 @@ class Children:
 def _roles(config: EngineConfig) -> list[tuple[str, int]]:
     ranks = [("worker", rank) for rank in range(config.worker.num_workers)]
     return [*ranks, ("frontend", 0), ("output", 0)]  # workers first: they take longest
+
+
+def _serving_roles(config: EngineConfig) -> list[tuple[str, int]]:
+    """Those that speak HTTP, and keep no spans."""
+    ranks = [("api", rank) for rank in range(config.api.num_workers)] if config.api.is_on else []
+    return [("metrics", 0), *ranks] if config.metrics.is_on else ranks

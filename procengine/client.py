@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, overload
 
+from procengine.client_batch import Batch
 from procengine.client_bodies import (
     Body,
     Messages,
@@ -30,6 +31,7 @@ from procengine.client_bodies import (
     prompt_body,
     prompt_list,
     prompt_text,
+    timed_body,
 )
 from procengine.client_core import ClientCore, OnEnd, Pending, dead_group_error
 from procengine.client_handshake import answer_losses, connect_link
@@ -103,6 +105,7 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         traceparent: str = "",
     ) -> RequestOutput: ...
 
@@ -115,6 +118,7 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         traceparent: str = "",
     ) -> list[RequestOutput]: ...
 
@@ -127,12 +131,14 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         traceparent: str = "",
     ) -> RequestOutput | list[RequestOutput]:
         """Complete a text or a list of token ids; for a list of prompts, a list of results in the same order.
 
-        With `echo` the texts begin with the prompt's. `traceparent` (W3C Trace Context) names the span of the caller
-        that the group's own belong to, where it exports them.
+        With `echo` the texts begin with the prompt's. What is not done after `timeout_s` seconds is aborted: it ends
+        with `finish_reason` "abort", an `error` that says so, and what it has by then. `traceparent` (W3C Trace
+        Context) names the span of the caller that the group's own belong to, where it exports them.
 
         Raises:
             InvalidRequestError: a prompt or parameter is wrong; the other prompts of the list are aborted.
@@ -140,7 +146,7 @@ class Client:
         """
         prompts, is_list = prompt_list(prompt)
         bodies = [
-            generate_body(prompt_body(one), of_one, priority, cache_salt, echo=echo)
+            generate_body(prompt_body(one), of_one, priority, cache_salt, echo=echo, timeout_s=timeout_s)
             for one, of_one in zip(prompts, one_params_each(params, len(prompts)), strict=True)
         ]
         if is_list:
@@ -155,6 +161,7 @@ class Client:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
         traceparent: str = "",
@@ -168,7 +175,9 @@ class Client:
         Raises as `generate` does.
         """
         offer = self._offer(tools, tool_choice)
-        body = generate_body(messages_body(messages, offer.tools), offer.params(params), priority, cache_salt)
+        body = generate_body(
+            messages_body(messages, offer.tools), offer.params(params), priority, cache_salt, timeout_s=timeout_s
+        )
         with offer.naming_tools():
             output = self.generate_bodies([body], [request_id], traceparent=traceparent)[0]
         return read_calls(output, offer.style, new_call_seed())
@@ -183,6 +192,7 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
         traceparent: str = "",
@@ -195,7 +205,9 @@ class Client:
         """
         offer = self._offer(tools, tool_choice)
         params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
-        body = generate_body(one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo)
+        body = generate_body(
+            one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo, timeout_s=timeout_s
+        )
         pending = self._submit("generate", body, request_id, traceparent=traceparent)
         try:
             while True:
@@ -212,17 +224,25 @@ class Client:
             self._abandon(pending)
 
     @overload
-    def embed(self, prompt: Prompt, *, traceparent: str = "") -> EmbeddingOutput: ...
+    def embed(self, prompt: Prompt, *, timeout_s: float | None = None, traceparent: str = "") -> EmbeddingOutput: ...
 
     @overload
     def embed(
-        self, prompt: list[str] | list[list[int]] | list[Prompt], *, traceparent: str = ""
+        self,
+        prompt: list[str] | list[list[int]] | list[Prompt],
+        *,
+        timeout_s: float | None = None,
+        traceparent: str = "",
     ) -> list[EmbeddingOutput]: ...
 
-    def embed(self, prompt: Prompts, *, traceparent: str = "") -> EmbeddingOutput | list[EmbeddingOutput]:
+    def embed(
+        self, prompt: Prompts, *, timeout_s: float | None = None, traceparent: str = ""
+    ) -> EmbeddingOutput | list[EmbeddingOutput]:
         """The vector of a text or of token ids; for a list of prompts, a list of vectors. Raises as `generate`."""
         prompts, is_list = prompt_list(prompt)
-        results = self.embed_bodies([prompt_body(one) for one in prompts], traceparent=traceparent)
+        results = self.embed_bodies(
+            [timed_body(prompt_body(one), timeout_s) for one in prompts], traceparent=traceparent
+        )
         return results if is_list else results[0]
 
     def abort(self, request_id: str) -> None:
@@ -286,7 +306,7 @@ class Client:
         traceparent: str = "",
     ) -> list[Pending]:
         """Submit all, wait for all. The first error aborts those that still run, and is raised."""
-        batch = _Batch(on_end)
+        batch = Batch(on_end)
         try:
             for body, request_id in zip(bodies, request_ids or [None] * len(bodies), strict=True):
                 batch.members.append(
@@ -369,24 +389,3 @@ class Client:
             answer_losses(self._link, self._core)
         if not frames and self._core.has_pending and (is_gone(self._group) or self._link.is_cut_off):
             self._core.die(dead_group_error(self._group.name))
-
-
-class _Batch:
-    """Requests that are waited for together."""
-
-    def __init__(self, on_end: Callable[[], object] | None) -> None:
-        self.members: list[Pending] = []
-        self._num_ended = 0
-        self._has_failed = False
-        self._on_end = on_end
-
-    def take_end(self, pending: Pending) -> None:
-        """A member has ended; called by whoever receives."""
-        self._num_ended += 1
-        self._has_failed |= pending.error is not None
-        if self._on_end is not None:
-            self._on_end()
-
-    def is_settled(self) -> bool:
-        """Whether all have ended, or one has failed."""
-        return self._has_failed or self._num_ended == len(self.members)

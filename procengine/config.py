@@ -11,6 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 __all__ = [
+    "ApiConfig",
     "CacheConfig",
     "CrashConfig",
     "Device",
@@ -125,6 +126,13 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds that keep one client from taking the group down."""
 
     max_queued_requests: int = 8192
+    max_queued_tokens: int = 1 << 22  # of prompts that wait for their first step
+    max_clients: int = 4096
+    max_client_requests: int = 8192
+    max_client_bytes: int = 64 << 20  # that one client has not read
+    max_unsent_bytes: int = 1 << 30  # that all clients together have not read
+    request_timeout_s: float | None = None  # of requests that say none themselves
+    queue_timeout_s: float | None = None  # until a request's first step
     max_request_bytes: int = 4 << 20
     max_stop_strings: int = 16
     max_stop_bytes: int = 4096
@@ -150,11 +158,31 @@ class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     port: int | None = None  # of Prometheus metrics over HTTP; 0: any that is free, None: none
     host: str = "127.0.0.1"
     otlp_endpoint: str | None = None  # URL that takes OTLP/HTTP traces; None: none are sent
+    uds: str | None = None  # a Unix socket that serves the same pages, for the group's own HTTP processes
 
     @property
     def is_on(self) -> bool:
         """Whether the process is wanted."""
-        return self.port is not None or self.otlp_endpoint is not None
+        return self.port is not None or self.otlp_endpoint is not None or self.uds is not None
+
+
+class ApiConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The HTTP front door: processes that are there only if it has an address."""
+
+    port: int | None = None  # 0: any that is free, None: none
+    host: str = "127.0.0.1"
+    uds: str | None = None  # a Unix socket instead of a port
+    num_workers: int = 1  # processes that accept on the same address
+    api_keys: tuple[str, ...] = ()  # any of them opens every route; none: all are open
+    served_model_names: tuple[str, ...] = ()  # what requests call the model; the first is what answers call it
+    allowed_origins: tuple[str, ...] = ()  # of pages whose scripts may ask (CORS); "*": all
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the processes are wanted."""
+        return self.port is not None or self.uds is not None
 
 
 class ListenConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -197,5 +225,6 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitsConfig = LimitsConfig()
     profiling: ProfilingConfig = ProfilingConfig()
     metrics: MetricsConfig = MetricsConfig()
+    api: ApiConfig = ApiConfig()
     crash: CrashConfig = CrashConfig("", 0.0)
     listen: ListenConfig | None = None  # None: clients connect to Unix sockets only

@@ -69,9 +69,17 @@ class InvalidRequestError(ProcengineError, ValueError):
 
 
 class OverloadedError(ProcengineError):
-    """A bounded queue is full; try again later."""
+    """A bounded queue is full; try again later.
+
+    Attributes:
+        retry_after_s: when that is worth trying, as far as the group can tell; 0 is no hint.
+    """
 
     code = "overloaded"
+
+    def __init__(self, message: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ShuttingDownError(ProcengineError):
@@ -122,6 +130,8 @@ _BY_CODE: dict[str, type[ProcengineError]] = {
 }
 
 
-def error_from_code(code: str, message: str) -> ProcengineError:
+def error_from_code(code: str, message: str, retry_after_s: float = 0.0) -> ProcengineError:
     """The exception that stands for `code` on the wire; unknown codes become the root class."""
+    if code == OverloadedError.code:
+        return OverloadedError(message, retry_after_s)
     return _BY_CODE.get(code, ProcengineError)(message)

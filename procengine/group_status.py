@@ -19,7 +19,7 @@ from procengine.messages import ChildStats, ProcessStatus, Query, Status, encode
 __all__ = ["GroupStatus"]
 
 _STUCK_SHARE = 0.1  # of the time after which a worker is taken for hung: by then, somebody may want to know
-_ROLES = ("frontend", "output", "worker", "metrics")
+_ROLES = ("frontend", "output", "worker", "metrics", "api")
 
 
 class GroupStatus:

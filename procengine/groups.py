@@ -29,6 +29,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str = ""
     num_blocks: int = 0  # KV blocks of all workers together
     metrics: str = ""  # URL of the metrics, if they are served
+    http: str = ""  # URL of the HTTP front door, if there is one; unix:PATH for a Unix socket
     is_private: bool = False  # launched by a program for itself: found by name, never as "the only running group"
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,7 @@ __all__ = [
     "KEY_DOMAIN",
     "KEY_QUESTIONS",
     "Frames",
+    "Sending",
     "SocketReader",
     "bind",
     "bind_tcp",
@@ -33,8 +35,10 @@ __all__ = [
     "disconnects_of",
     "has_message",
     "make_context",
+    "monitor",
     "send_frames",
     "send_routed",
+    "try_send_routed",
 ]
 
 Frames = tuple[bytes, "bytes | NDArray[np.int32]"]  # a header and its payload
@@ -45,7 +49,7 @@ _POLLIN: Final = int(zmq.POLLIN)
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _SNDMORE: Final = int(zmq.SNDMORE)
 _SNDMORE_NOBLOCK: Final = _SNDMORE | _NOBLOCK
-_UNREACHABLE: Final = (zmq.EHOSTUNREACH, zmq.EAGAIN)
+_BACKLOG: Final = 100
 _HEARTBEAT_MS: Final = 0  # ipc peers: the kernel reports a closed socket, heartbeats would only wake idle processes
 _TCP_HEARTBEAT_MS: Final = 5_000
 _TCP_SILENCE_MS: Final = 20_000
@@ -54,6 +58,7 @@ KEY_DOMAIN: Final = b"procengine"
 _LINGER_MS: Final = 1000
 _HANDSHAKE_MS: Final = 10_000
 _BACKSTOP_BYTES: Final = 1 << 30
+_MAX_BURST: Final = 256  # messages of one socket, before the other sockets of a loop have their turn
 
 
 def make_context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -61,11 +66,31 @@ def make_context() -> zmq.Context[zmq.Socket[bytes]]:
     return zmq.Context(io_threads=1)
 
 
+class Sending(Enum):
+    """What became of a message to one peer."""
+
+    SENT = auto()
+    FULL = auto()  # the peer does not read, and as many messages as may wait for it do
+    GONE = auto()
+
+
 def bind(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, *, max_message_bytes: int = _BACKSTOP_BYTES
+    context: zmq.Context[zmq.Socket[bytes]],
+    kind: int,
+    endpoint: str,
+    *,
+    max_message_bytes: int = _BACKSTOP_BYTES,
+    max_unsent: int = 0,
+    max_unread: int = 0,
+    backlog: int = _BACKLOG,
 ) -> zmq.Socket[bytes]:
-    """A socket of `kind` that listens on `endpoint`."""
+    """A socket of `kind` that listens on `endpoint`. Up to `max_unsent` messages may wait for a peer to read them, and
+    `max_unread` of each peer to be read (0 is no limit), and `backlog` connections to be accepted.
+    """
     socket = _make(context, kind, max_message_bytes)
+    socket.setsockopt(zmq.SNDHWM, max_unsent)
+    socket.setsockopt(zmq.RCVHWM, max_unread)
+    socket.setsockopt(zmq.BACKLOG, backlog)
     socket.bind(endpoint)
     return socket
 
@@ -77,12 +102,16 @@ def bind_tcp(
     listen_fd: int,
     *,
     max_message_bytes: int,
+    max_unsent: int = 0,
+    max_unread: int = 0,
     server: ServerKeys | None = None,
 ) -> zmq.Socket[bytes]:
     """A socket of `kind` on a tcp socket that listens already and is ZeroMQ's from here on. With keys, only peers that
-    know ours get past the handshake, and only if ZAP (`KEY_QUESTIONS`) lets theirs in.
+    know ours get past the handshake, and only if ZAP (`KEY_QUESTIONS`) lets theirs in. Limits as for `bind`.
     """
     socket = _make(context, kind, max_message_bytes)
+    socket.setsockopt(zmq.SNDHWM, max_unsent)
+    socket.setsockopt(zmq.RCVHWM, max_unread)
     _set_tcp_options(socket)
     if server is not None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -157,16 +186,28 @@ def _make(context: zmq.Context[zmq.Socket[bytes]], kind: int, max_message_bytes:
     return socket
 
 
+def monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """A socket on which these events of `socket` come in, as `zmq.utils.monitor.parse_monitor_message` reads them."""
+    return socket.get_monitor_socket(events)
+
+
 def send_routed(router: zmq.Socket[bytes], identity: bytes, message: bytes) -> bool:
-    """Send to one peer of a ROUTER without blocking. False: the peer is gone."""
+    """Send to one peer of a ROUTER without blocking. False: it is gone, or too much waits for it already."""
+    return try_send_routed(router, identity, message) is Sending.SENT
+
+
+def try_send_routed(router: zmq.Socket[bytes], identity: bytes, message: bytes) -> Sending:
+    """Send to one peer of a ROUTER without blocking."""
     try:
         router.send(identity, _SNDMORE_NOBLOCK)
         router.send(message, _NOBLOCK)
     except zmq.ZMQError as error:
-        if error.errno in _UNREACHABLE:
-            return False
+        if error.errno == zmq.EHOSTUNREACH:
+            return Sending.GONE
+        if error.errno == zmq.EAGAIN:
+            return Sending.FULL
         raise
-    return True
+    return Sending.SENT
 
 
 def send_frames(socket: zmq.Socket[bytes], frames: Frames) -> None:
@@ -216,16 +257,26 @@ class SocketReader:
         self._is_closed = True
         self._loop.remove_reader(self._fd)
 
-    def drain(self) -> bool:
-        """Hand on every message that is here now; whether there was any."""
+    def drain(self) -> None:
+        """Hand on every message that is here now."""
+        while self._drain_some() == _MAX_BURST:
+            pass
+
+    def _drain_some(self) -> int:
+        """Hand on what is here, as far as it is no more than a burst; how many those were."""
         socket, on_message = self._socket, self._on_message
-        got_any = False
-        while has_message(socket):
+        for count in range(_MAX_BURST):
+            if not has_message(socket):
+                return count
             on_message(socket.recv_multipart(_NOBLOCK))
-            got_any = True
-        return got_any
+        return _MAX_BURST
 
     def _wake(self) -> None:
         self._is_poked = False
-        if not self._is_closed and self.drain() and self._after_drain is not None:
+        if self._is_closed:
+            return
+        count = self._drain_some()
+        if count and self._after_drain is not None:
             self._after_drain()
+        if count == _MAX_BURST:
+            self.poke()  # whoever sends faster than we take in must not keep us from everything else

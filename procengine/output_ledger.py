@@ -46,7 +46,8 @@ class LedgerEntry:
     registered: bytes
     num_prompt_tokens: int
     wants_logprobs: bool
-    num_admissions: int = 0
+    is_admitted: bool = False
+    num_preemptions: int = 0
     num_cached_tokens: int = 0
     admitted_ns: int = 0
     token_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
@@ -59,8 +60,9 @@ class LedgerEntry:
 
     def admitted(self, key: int) -> Admitted | None:
         """The Admitted messages it had, in one; None if there was none."""
-        count = self.num_admissions
-        return Admitted([key] * count, [self.num_cached_tokens] * count, self.admitted_ns) if count else None
+        if not self.is_admitted:
+            return None
+        return Admitted([key], [self.num_cached_tokens], self.admitted_ns, (self.num_preemptions,))
 
 
 class OutputLedger:
@@ -100,11 +102,13 @@ class OutputLedger:
 
     def admit(self, message: Admitted) -> None:
         """It hears that these got a slot."""
-        for key, num_cached_tokens in zip(message.keys, message.num_cached_tokens, strict=True):
+        for key, num_cached_tokens, num_preemptions in zip(
+            message.keys, message.num_cached_tokens, message.num_preemptions, strict=True
+        ):
             entry = self._running[key]
-            if not entry.num_admissions:
+            if not entry.is_admitted:
                 entry.num_cached_tokens, entry.admitted_ns = num_cached_tokens, message.sent_ns
-            entry.num_admissions += 1
+            entry.is_admitted, entry.num_preemptions = True, num_preemptions
 
     def end(self, key: int, token_ids: NDArray[np.int32], finish: Finish | None = None, reason: str = "") -> None:
         """A request ended with these tokens, int32 [n], which are kept; `finish` if the tokens do not say so."""

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from procengine.config import (
+    ApiConfig,
     CacheConfig,
     CrashConfig,
     Device,
@@ -38,6 +39,7 @@ from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
 from procengine.listen import resolve_listen
 from procengine.model_source import resolve_model
+from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
 from procengine.tokenizer_file import added_tokens
 from procengine.tool_calls.detect import detect_style, mentions_tools
@@ -47,6 +49,7 @@ __all__ = ["EngineArgs", "resolve"]
 _MAX_NAME_LENGTH = 40
 _CHUNK_TOKENS = 2048
 _GIB = 1 << 30
+_MAX_CLIENTS = 4096
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,6 +81,13 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     mock_step_ms: float = 0.0
     logits_processors: tuple[str, ...] = ()
     max_queued_requests: int = 8192
+    max_queued_tokens: int = 1 << 22
+    max_clients: int | None = None
+    max_client_requests: int | None = None
+    max_client_bytes: int = 64 << 20
+    max_unsent_bytes: int = 1 << 30
+    request_timeout: float | None = None
+    queue_timeout: float | None = None
     max_request_bytes: int = 4 << 20
     max_n: int = 128
     max_stop_strings: int = 16
@@ -98,6 +108,15 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     otlp_endpoint: str | None = None
+    port: int | None = None
+    host: str = "127.0.0.1"
+    uds: str | None = None
+    api_workers: int = 1
+    api_key: tuple[str, ...] = ()
+    served_model_name: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
     listen: str | None = None
     curve_keys: str | None = None
     crash_dir: str | None = None
@@ -119,9 +138,10 @@ def resolve(args: EngineArgs) -> EngineConfig:
         model = msgspec.structs.replace(model, pooling=args.pooling)
     model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
     device = _device(args)
+    group, api = _group(args, model), _api(args, model)
     return EngineConfig(
         model=model,
-        group=_group(args, model),
+        group=group,
         cache=CacheConfig(
             block_size=args.block_size,
             num_blocks=args.num_blocks,
@@ -132,7 +152,8 @@ def resolve(args: EngineArgs) -> EngineConfig:
         worker=_worker(args, model, device),
         limits=_limits(args),
         profiling=ProfilingConfig(span_records=args.span_records),
-        metrics=_metrics(args),
+        metrics=_metrics(args, group, api),
+        api=api,
         listen=resolve_listen(args.listen, args.curve_keys),
         crash=_crash(args),
     )
@@ -153,6 +174,13 @@ def _check_ranges(args: EngineArgs) -> None:
         ("speculative_tokens", 0, 64),
         ("mock_step_ms", 0, 60_000),
         ("max_queued_requests", 1, None),
+        ("max_queued_tokens", 1, None),
+        ("max_clients", 1, 1 << 20),
+        ("max_client_requests", 1, None),
+        ("max_client_bytes", 1024, None),
+        ("max_unsent_bytes", 1024, None),
+        ("request_timeout", 0.001, 86_400),
+        ("queue_timeout", 0.001, 86_400),
         ("max_request_bytes", 1024, 1 << 30),
         ("max_n", 1, 1 << 16),
         ("max_stop_strings", 0, 1 << 16),
@@ -171,6 +199,8 @@ def _check_ranges(args: EngineArgs) -> None:
         ("step_timeout", 0.1, 86_400),
         ("span_records", 0, 1 << 24),
         ("metrics_port", 0, 65535),
+        ("port", 0, 65535),
+        ("api_workers", 1, 64),
         ("crash_seconds", 0, 3600),
         ("crash_records", 1, 10_000),
     ):
@@ -214,6 +244,13 @@ def _scheduler(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
 def _limits(args: EngineArgs) -> LimitsConfig:
     return LimitsConfig(
         max_queued_requests=args.max_queued_requests,
+        max_queued_tokens=args.max_queued_tokens,
+        max_clients=_max_clients(args.max_clients),
+        max_client_requests=args.max_client_requests or args.max_queued_requests,
+        max_client_bytes=args.max_client_bytes,
+        max_unsent_bytes=args.max_unsent_bytes,
+        request_timeout_s=args.request_timeout,
+        queue_timeout_s=args.queue_timeout,
         max_request_bytes=args.max_request_bytes,
         max_stop_strings=args.max_stop_strings,
         max_stop_bytes=args.max_stop_bytes,
@@ -228,13 +265,55 @@ def _limits(args: EngineArgs) -> LimitsConfig:
     )
 
 
-def _metrics(args: EngineArgs) -> MetricsConfig:
+def _max_clients(asked: int | None) -> int:
+    """What was asked for, or the default, as far as this machine's limit of open files allows it."""
+    most = clients_within(hard_limit())
+    if asked is not None and asked > most:
+        raise ConfigError(
+            f"max_clients: {asked} clients need more files than a process may open here (`ulimit -Hn`: {hard_limit()}, "
+            f"enough for {most})"
+        )
+    return min(_MAX_CLIENTS, most) if asked is None else asked
+
+
+def _metrics(args: EngineArgs, group: GroupConfig, api: ApiConfig) -> MetricsConfig:
     for field in ("metrics_port", "otlp_endpoint"):
         if getattr(args, field) is not None and not args.span_records:
             raise ConfigError(f"{field}: comes from spans, and span_records is 0")
     if not args.metrics_host:  # to the system it would mean every address
         raise ConfigError("metrics_host: must name an address (0.0.0.0 is every one), got ''")
-    return MetricsConfig(args.metrics_port, args.metrics_host, _otlp_url(args.otlp_endpoint))
+    # The HTTP processes show the same pages, and get them there: over the port, if there is one.
+    is_inner = api.is_on and args.metrics_port is None and bool(args.span_records)
+    uds = f"{group.run_dir}/pages.sock" if is_inner else None
+    return MetricsConfig(args.metrics_port, args.metrics_host, _otlp_url(args.otlp_endpoint), uds)
+
+
+def _api(args: EngineArgs, model: ModelConfig) -> ApiConfig:
+    if args.port is not None and args.uds is not None:
+        raise ConfigError("uds: serves instead of a port, and port was given as well")
+    for field in ("host", "uds", "ssl_certfile", "ssl_keyfile"):
+        if getattr(args, field) == "":
+            raise ConfigError(f"{field}: must not be empty")
+    if (args.ssl_certfile is None) != (args.ssl_keyfile is None):
+        raise ConfigError("ssl_certfile and ssl_keyfile: must be given together")
+    for field in ("ssl_certfile", "ssl_keyfile"):
+        path = getattr(args, field)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"{field}: there is no file {path}")
+    keys = args.api_key or tuple(filter(None, (os.environ.get("PROCENGINE_API_KEY"),)))
+    if any(not key or not key.isascii() or not key.isprintable() for key in keys):
+        raise ConfigError("api_key: must be printable ASCII, and not empty")
+    return ApiConfig(
+        port=args.port,
+        host=args.host,
+        uds=args.uds,
+        num_workers=args.api_workers,
+        api_keys=keys,
+        served_model_names=args.served_model_name or (model.name,),
+        allowed_origins=args.allowed_origins,
+        ssl_certfile=args.ssl_certfile,
+        ssl_keyfile=args.ssl_keyfile,
+    )
 
 
 def _crash(args: EngineArgs) -> CrashConfig:

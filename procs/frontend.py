@@ -93,6 +93,7 @@ class Frontend:
         for retired in self._steps.take_retired():
             self._tell_supervisor(retired)
         self._steps.pump()
+        self._door.settle()
         if self._is_all_delivered:
             self._on_all_delivered()
 

@@ -5,8 +5,8 @@ children's pidfds and logs, signals, and the death pipe of whoever launched it.
 
 Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
 gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
-hears why, and the exit status is 1. Workers, the output process and the frontend are restarted first, up to a limit; so
-is the metrics process, and after that the group goes on without it.
+hears why, and the exit status is 1. They are restarted first, up to a limit; after that the group goes on without the
+metrics process, and without no other.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from procengine.config import EngineConfig
 from procengine.crash.writer import CrashWriter
 from procengine.errors import ConfigError, ProcengineError
 from procengine.group_description import describe_group
+from procengine.group_listeners import GroupListeners
 from procengine.group_status import GroupStatus
-from procengine.http_listener import listen, url_of
+from procengine.hung_children import HungChildren
+from procengine.liveness import LIVENESS_QUERY
 from procengine.messages import (
     UNREADABLE,
     ChildStats,
@@ -66,13 +68,14 @@ _STDOUT = 1
 _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
-_DUMP_S = 0.5  # for a hung child to write its stacks
 _OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
+_LAST_ROLES = ("frontend", "worker", "metrics", "api")  # to end when the output process has sent its last texts
 _WHAT_GOES_ON = {
     "worker": "its requests go on",
     "output": "its requests go on",
     "frontend": "its requests are lost; clients send those again that have shown nothing",
     "metrics": "no request notices",
+    "api": "its connections are cut, new ones wait",
 }
 
 
@@ -91,18 +94,17 @@ class Supervisor:
         self._facts: dict[str, dict[str, int | float | str]] = {}
         self._drained = Drained()
         self._end_askers: list[bytes] = []
-        port = config.metrics.port
-        self._listener = None if port is None else listen(config.metrics.host, port, "metrics_port")
         self._clients = ClientListeners(config)
         config = self._config = self._clients.config
+        self._listeners = GroupListeners(config)
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
-        metrics_fd = {"metrics": self._listener.fileno()} if self._listener else {}
-        self._children = Children(config, self._control, self._clients.fds | metrics_fd)
+        self._children = Children(config, self._control, self._clients.fds | self._listeners.fds)
         self._status = GroupStatus(config, self._children, self._control, self._started_s)
         self._restarts = Restarts(config.group, self._children, self._control)
         self._status_timer = Timer(0.0, self._answer_status)
         self._loop = PollLoop()
+        self._hung = HungChildren(self._children, self._loop, config.group.step_timeout_s)
         self._crashes = CrashWriter(config, self._children, self._control, self._loop)
         self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
         self._watch_everything()
@@ -113,8 +115,7 @@ class Supervisor:
             while self._state != "gone":
                 self._loop.run_once()
         finally:
-            if self._listener is not None:
-                self._listener.close()
+            self._listeners.close_all()
             self._clients.close()
             self._children.kill_all()
             self._crashes.close()
@@ -151,6 +152,7 @@ class Supervisor:
                 return
             self._state = "ready"
             self._deadline.cancel()
+            self._hung.watch()
             _say({"event": "ready", **description})
         elif child.epoch:
             self._restarts.tell_news(child)
@@ -162,11 +164,10 @@ class Supervisor:
             _say({"event": "restarted", "process": child.name, "pid": child.pid})
 
     def _describe(self) -> dict[str, Any]:
-        urls = {"metrics": f"{url_of(self._listener)}/metrics"} if self._listener else {}
         is_private = self._launcher_fd is not None
         return {
             **({"tcp": self._clients.endpoint} if self._clients.endpoint else {}),
-            **describe_group(self._config, self._children, self._facts, urls, is_private=is_private),
+            **describe_group(self._config, self._children, self._facts, self._listeners.urls, is_private=is_private),
             "ready_s": round(time.monotonic() - self._started_s, 2),
         }
 
@@ -214,7 +215,7 @@ class Supervisor:
                 self._drained = message
                 self._stop()
             case WorkerHung(rank, epoch):
-                self._on_hang(rank, epoch)
+                self._hung.end_worker(rank, epoch)
             case WorkerRetired(rank, epoch):
                 self._restarts.end_worker(rank, epoch)
             case Stays(num_unfinished):
@@ -222,8 +223,13 @@ class Supervisor:
             case RecordedRequests():
                 self._crashes.take(message)
             case ChildStats():
-                if self._status.take(identity, message):
-                    self._answer_status()
+                self._on_stats(identity, message)
+
+    def _on_stats(self, identity: bytes, stats: ChildStats) -> None:
+        if stats.query_id == LIVENESS_QUERY:
+            self._hung.take_answer(identity)
+        elif self._status.take(identity, stats):
+            self._answer_status()
 
     def _on_status_asked(self, asker: bytes) -> None:
         if not self._status.is_asking:
@@ -276,7 +282,7 @@ class Supervisor:
         elif not self._children.any_alive:
             self._state = "gone"
         elif child.role == "output" and not self._error:
-            self._children.send(Shutdown(), "frontend", "worker", "metrics")
+            self._children.send(Shutdown(), *_LAST_ROLES)
 
     def _hear_last_words(self, child: ChildProcess) -> None:
         """One that gave up has said why, but its death may be known a moment before its message is here."""
@@ -286,18 +292,6 @@ class Supervisor:
                 self._on_control()
 
     # --- restarts
-
-    def _on_hang(self, rank: int, epoch: int) -> None:
-        """It is asked where it hangs, and then killed: what follows is a death like any other."""
-        child = self._children.find("worker", rank)
-        if child is None or child.epoch != epoch or not child.is_alive:
-            return
-        timeout_s = self._config.group.step_timeout_s
-        write_log(
-            f"procengine: {child.name} (pid {child.pid}) has made no progress for {timeout_s:g} s; its threads:\n"
-        )
-        child.dump_stacks()
-        self._loop.call_at(time.monotonic() + _DUMP_S, child.kill)  # its pidfd says so to `_on_death`
 
     def _plan_restart(self, child: ChildProcess) -> None:
         """It died."""
@@ -322,8 +316,7 @@ class Supervisor:
             self._fail(end)
             return
         write_log(f"procengine: {end}\nprocengine: the group goes on without {child.name}\n")
-        if self._listener is not None:
-            self._listener.close()  # who asks shall hear at once that nobody answers
+        self._listeners.close(child.role)
 
     def _replace(self, dead: ChildProcess) -> None:
         if self._state in ("stopping", "gone"):
@@ -334,6 +327,7 @@ class Supervisor:
         self._loop.call_at(child.started_s + self._config.group.start_timeout_s, lambda: self._kill_if_late(child))
 
     def _kill_if_late(self, child: ChildProcess) -> None:
+        """A successor that hangs in its start is replaced like one that has died there."""
         if not child.is_ready and child.is_alive:
             timeout_s = self._config.group.start_timeout_s
             write_log(f"procengine: {child.name} (pid {child.pid}) did not become ready within {timeout_s:g} s\n")
@@ -345,20 +339,21 @@ class Supervisor:
         self._state = "draining"
         self._restarts.refuse_all("the group is draining")
         self._set_deadline(timeout_s + _STOP_GRACE_S)
-        self._children.send(Drain(timeout_s), "frontend", "output")
+        self._children.send(Drain(timeout_s), "frontend", "output", "api")
 
     def _stop(self, error: str | None = None) -> None:
         """Tell everybody to end; what does not within the grace time is killed."""
         self._state = "stopping"
+        self._hung.stop()
         self._set_deadline(_STOP_GRACE_S)
         output = self._children.find("output")
         if error:
-            self._children.send(Shutdown(error), "output", "frontend", "worker", "metrics")
+            self._children.send(Shutdown(error), "output", *_LAST_ROLES)
         elif output is not None and output.is_alive:
             # Alone: while its last texts are under way, nobody may say "gone".
             self._children.send(Shutdown(), "output")
         else:
-            self._children.send(Shutdown(), "frontend", "worker", "metrics")
+            self._children.send(Shutdown(), *_LAST_ROLES)
 
     def _fail(self, error: str) -> None:
         self._error = error

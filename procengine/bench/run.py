@@ -27,7 +27,7 @@ from procengine.groups import GroupInfo, is_gone
 from procengine.messages import Stats, Welcome
 from procengine.sampling_params import SamplingParams
 
-__all__ = ["BenchClient"]
+__all__ = ["BenchClient", "PacedRun", "no_collections"]
 
 _LIVENESS_MS: Final = 500
 _NS_PER_MS: Final = 1_000_000
@@ -57,8 +57,8 @@ class BenchClient:
             EngineDeadError: the group died.
         """
         prepared = [self._prepare(request, params) for request in requests]
-        with _no_collections():
-            run = _Run(prepared, pace)
+        with no_collections():
+            run = PacedRun(prepared, pace)
             while self._core.has_pending:
                 frame = run.next_frame()
                 if frame is not None:
@@ -105,7 +105,7 @@ class BenchClient:
                 raise dead_group_error(self._group.name)
 
 
-class _Run:
+class PacedRun:
     """Which requests of a run may be sent, and how long to wait for the next."""
 
     def __init__(self, prepared: Sequence[tuple[Pending, bytes]], pace: Pace) -> None:
@@ -159,7 +159,7 @@ class _Run:
 
 
 @contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
+def no_collections() -> Iterator[None]:
     """A pass over all the kept messages would take milliseconds, and count as the group's."""
     was_enabled = gc.isenabled()
     gc.disable()

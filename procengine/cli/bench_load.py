@@ -21,6 +21,7 @@ import numpy as np
 from procengine.bench.arrivals import Pace, arrival_times
 from procengine.bench.datasets import Trace, parse_jsonl, parse_prompts, parse_trace
 from procengine.bench.goodput import parse_objectives
+from procengine.bench.http_run import HttpBenchClient
 from procengine.bench.plot import check_can_plot, plot_run
 from procengine.bench.report import ReportOptions, report, table
 from procengine.bench.run import BenchClient
@@ -36,6 +37,7 @@ from procengine.bench.workload import (
 )
 from procengine.cli.bench_load_args import NUM_PROMPTS, add_load_arguments, check_load_arguments
 from procengine.cli.engine_args import engine_args_from
+from procengine.config import ApiConfig
 from procengine.errors import ConfigError, ProcengineError
 from procengine.groups import find_group
 from procengine.launch import launch_group
@@ -52,7 +54,7 @@ _WARMUP_SEED: Final = 1 << 64  # added to the run's; larger than anybody's
 class _Target:
     """A group to measure, and what it runs with if it is ours."""
 
-    client: BenchClient
+    client: BenchClient | HttpBenchClient
     config: dict[str, Any] | None
 
 
@@ -107,6 +109,7 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
     if args.mode == "serve":
         is_all_at_once = math.isinf(args.request_rate)
         asked |= {
+            "http": args.http,
             "request_rate": "inf" if is_all_at_once else args.request_rate,  # JSON has no infinity
             "burstiness": args.burstiness,
             "max_concurrency": args.max_concurrency,
@@ -119,13 +122,19 @@ def _target(args: argparse.Namespace) -> Iterator[_Target]:
     """The group to measure: a private one for MODEL, else the running one."""
     with contextlib.ExitStack() as exits:
         config = None
+        keys: tuple[str, ...] = ()
         if args.model is None:
             info = find_group(args.group)
         else:
-            resolved = resolve(engine_args_from(args, default_name=f"bench-{os.getpid()}"))
-            config = msgspec.to_builtins(resolved)
+            engine_args = engine_args_from(args, default_name=f"bench-{os.getpid()}")
+            if _is_http(args) and engine_args.port is None:
+                engine_args = msgspec.structs.replace(engine_args, port=0)
+            resolved = resolve(engine_args)
+            config = msgspec.to_builtins(msgspec.structs.replace(resolved, api=ApiConfig()))  # its keys are no figures
+            keys = resolved.api.api_keys
             info = find_group(exits.enter_context(launch_group(resolved)).endpoint)
-        client = BenchClient(info)
+        own = BenchClient(info)
+        client = HttpBenchClient(own, info.http, keys[0] if keys else None) if _is_http(args) else own
         exits.callback(client.close)
         yield _Target(client, config)
 
@@ -214,6 +223,10 @@ def _report_options(args: argparse.Namespace) -> ReportOptions:
         ) from None
     metrics = tuple(text.strip() for text in args.percentile_metrics.split(",") if text.strip())
     return ReportOptions(metrics, percentiles, parse_objectives(args.goodput), has_schedule)
+
+
+def _is_http(args: argparse.Namespace) -> bool:
+    return bool(getattr(args, "http", False))
 
 
 def _prompts_path(args: argparse.Namespace) -> Path | None:

@@ -42,6 +42,7 @@ def add_load_arguments(parser: argparse.ArgumentParser, mode: str) -> None:
     if mode == "serve":
         parser.add_argument("model", metavar="MODEL", nargs="?", help="as for `serve`; none: measure a running group")
         parser.add_argument("--group", metavar="NAME", help="name or endpoint of the group [the only running one]")
+        parser.add_argument("--http", action="store_true", help="send them to the group's HTTP front door (--port)")
         _add_pace_arguments(parser)
     add_engine_arguments(parser, mentions_model=mode != "serve")
     _add_workload_arguments(parser, mode)

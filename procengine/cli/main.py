@@ -33,6 +33,7 @@ _COMMANDS: Final = {
     "serve": _Command("procengine.cli.serve", "launch a process group and keep it running"),
     "chat": _Command("procengine.cli.chat", "talk to a running group"),
     "generate": _Command("procengine.cli.generate", "launch, answer prompts, tear down"),
+    "run-batch": _Command("procengine.cli.run_batch", "answer a file of requests"),
     "ps": _Command("procengine.cli.ps", "show every process of the running groups"),
     "health": _Command("procengine.cli.health", "say whether a running group serves and gets on with it"),
     "drain": _Command("procengine.cli.drain", "end a running group when what it runs is finished"),

@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "workers,\nor pause until the new one is there; clients reconnect to a new output process by themselves; the "
         "frontend first\nfinishes what runs, while new requests wait. It does not count as a death."
     )
-    parser.add_argument("process", metavar="PROCESS", help="worker-0, worker-1, ..., output, frontend or metrics")
+    parser.add_argument(
+        "process", metavar="PROCESS", help="worker-0, worker-1, ..., output, frontend, metrics or api-0"
+    )
     parser.add_argument("--group", metavar="NAME", help="name or endpoint of the group [the only running one]")
     parser.add_argument(
         "--timeout",

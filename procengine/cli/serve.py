@@ -17,7 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.description = (
         "Launch a process group and keep it running. One JSON line on stdout says when it is ready; the log is on "
-        "stderr.\nCtrl-C or SIGTERM lets running requests finish (--drain-timeout); a second one ends it at once."
+        "stderr.\nCtrl-C or SIGTERM lets running requests finish (--drain-timeout); a second one ends it at once.\n\n"
+        "With --port it answers OpenAI's HTTP API (docs/HTTP.md):\n  procengine serve smollm2-135m --port 8000"
     )
     add_engine_arguments(parser)
 

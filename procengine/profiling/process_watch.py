@@ -17,7 +17,7 @@ _NOT_ANSWERING: Final = frozenset({"silent", "dead"})
 
 def process_name(process: ProcessStatus) -> str:
     """`worker-0`; roles that exist once go without a number."""
-    return f"{process.role}-{process.rank}" if process.role == "worker" else process.role
+    return f"{process.role}-{process.rank}" if process.role in ("worker", "api") else process.role
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,10 @@ GOLDEN: list[tuple[Message, bytes]] = [
     ),
     (m.Received("r", 2), b"\x93\xa8received\xa1r\x02"),
     (m.Lost(2, ["r", "s"], "why"), b"\x94\xa4lost\x02\x92\xa1r\xa1s\xa3why"),
-    (m.Rejected("r", "overloaded", "full"), b"\x94\xa8rejected\xa1r\xaaoverloaded\xa4full"),
+    (
+        m.Rejected("r", "overloaded", "full", 0.5),
+        b"\x95\xa8rejected\xa1r\xaaoverloaded\xa4full\xcb\x3f\xe0\x00\x00\x00\x00\x00\x00",
+    ),
     (m.Stats({"num_steps": 3, "x": None}), b"\x92\xa5stats\x82\xa9num_steps\x03\xa1x\xc0"),
     (m.Attach(1), b"\x92\xa6attach\x01"),
     (m.Attached(1), b"\x92\xa8attached\x01"),
@@ -90,8 +93,8 @@ GOLDEN: list[tuple[Message, bytes]] = [
         b"\xdc\x00\x17\xa8register\x03\xc4\x01c\xa1r\x01\xa8generate\x92\x01\x02\x09\x91\x02\x91\xa1x\xc3\xc2\x91\x02\x05"
         b"\x07\x01\xc2\xc3\xa5final\x04\x05\x06\x07",
     ),
-    (m.Admitted([3, 4], [16, 0], 9), b"\x94\xa8admitted\x92\x03\x04\x92\x10\x00\x09"),
-    (m.Finish(3, "error", "why"), b"\x94\xa6finish\x03\xa5error\xa3why"),
+    (m.Admitted([3, 4], [16, 0], 9, (1, 0)), b"\x95\xa8admitted\x92\x03\x04\x92\x10\x00\x09\x92\x01\x00"),
+    (m.Finish(3, "error", "why", True), b"\x95\xa6finish\x03\xa5error\xa3why\xc3"),
     (m.Replay(3, 9, [5, 6]), b"\x94\xa6replay\x03\x09\x92\x05\x06"),
     (m.Resume(2), b"\x92\xa6resume\x02"),
     (m.TextStop(3), b"\x92\xa9text_stop\x03"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from procengine.bench.arrivals import Pace
-from procengine.bench.run import _body, _Run
+from procengine.bench.run import PacedRun, _body
 from procengine.bench.workload import BenchRequest
 from procengine.client_core import Pending
 
@@ -17,7 +17,7 @@ def prepared(count: int) -> list[tuple[Pending, bytes]]:
     return [(Pending(f"r{at}"), f"frame {at}".encode()) for at in range(count)]
 
 
-def frames_now(run: _Run) -> list[bytes]:
+def frames_now(run: PacedRun) -> list[bytes]:
     frames = []
     while (frame := run.next_frame()) is not None:
         frames.append(frame)
@@ -30,7 +30,7 @@ def end(pending: Pending) -> None:
 
 
 def test_without_a_pace_everything_goes_at_once_and_counts_from_sending() -> None:
-    run = _Run(prepared(3), Pace())
+    run = PacedRun(prepared(3), Pace())
     assert frames_now(run) == [b"frame 0", b"frame 1", b"frame 2"]
     assert run.record.intended_ns == run.record.submitted_ns and list(run.record.submitted_ns) == ["r0", "r1", "r2"]
     assert run.poll_ms() == 500, "nothing left to send: wait for messages"
@@ -38,7 +38,7 @@ def test_without_a_pace_everything_goes_at_once_and_counts_from_sending() -> Non
 
 def test_closed_loop_sends_one_for_each_that_ends() -> None:
     requests = prepared(4)
-    run = _Run(requests, Pace(max_concurrency=2))
+    run = PacedRun(requests, Pace(max_concurrency=2))
     assert frames_now(run) == [b"frame 0", b"frame 1"] and run.poll_ms() == 500
     end(requests[1][0])
     assert frames_now(run) == [b"frame 2"]
@@ -49,7 +49,7 @@ def test_closed_loop_sends_one_for_each_that_ends() -> None:
 
 def test_open_loop_waits_for_the_arrival_whatever_has_ended() -> None:
     requests = prepared(3)
-    run = _Run(requests, Pace(np.array([0.0, 0.0, FAR_S])))
+    run = PacedRun(requests, Pace(np.array([0.0, 0.0, FAR_S])))
     assert frames_now(run) == [b"frame 0", b"frame 1"]
     end(requests[0][0])
     assert run.next_frame() is None and run.poll_ms() == 500, "a poll is never longer: a dead group is noticed"
@@ -57,7 +57,7 @@ def test_open_loop_waits_for_the_arrival_whatever_has_ended() -> None:
 
 def test_request_that_is_sent_late_keeps_its_time() -> None:
     requests = prepared(3)
-    run = _Run(requests, Pace(np.array([0.0, 1e-6, 2e-6]), max_concurrency=1))
+    run = PacedRun(requests, Pace(np.array([0.0, 1e-6, 2e-6]), max_concurrency=1))
     assert frames_now(run) == [b"frame 0"]
     end(requests[0][0])
     assert frames_now(run) == [b"frame 1"], "held back by the limit, not by its arrival"
@@ -69,7 +69,7 @@ def test_request_that_is_sent_late_keeps_its_time() -> None:
 
 
 def test_poll_ends_before_the_next_arrival_and_sleep_covers_the_rest() -> None:
-    run = _Run(prepared(2), Pace(np.array([0.0, 0.05])))
+    run = PacedRun(prepared(2), Pace(np.array([0.0, 0.05])))
     assert frames_now(run) == [b"frame 0"]
     assert run.poll_ms() <= 50
     while run.poll_ms() > 0:  # what a poll would do

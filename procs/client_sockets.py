@@ -10,7 +10,7 @@ that the two cannot take each other's answers; everybody else passes the longer 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import zmq
@@ -20,6 +20,7 @@ from procengine import ipc
 from procengine.child import Child
 from procengine.config import ListenConfig
 from procengine.curve_keys import ServerKeys, load_server_keys
+from procengine.procs.client_listener import ClientListener
 
 __all__ = ["ClientSockets"]
 
@@ -29,28 +30,48 @@ _REMOTE: Final = b"\0\0tcp:"  # ids that begin with a zero byte are ZeroMQ's own
 class ClientSockets:
     """The ROUTERs that clients connect to. `send` takes the ids that `on_message` was given (frame 0)."""
 
-    def __init__(self, child: Child, loop: asyncio.AbstractEventLoop, max_message_bytes: int) -> None:
-        """Those of the role that `child` is; messages wait until `start`."""
+    def __init__(
+        self,
+        child: Child,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        max_message_bytes: int,
+        max_unsent: int = 0,
+        max_unread: int = 0,
+        on_come: Callable[[], None] | None = None,
+        on_go: Callable[[], None] | None = None,
+    ) -> None:
+        """Those of the role that `child` is; messages wait until `start`. `on_come` and `on_go` as `ClientListener`."""
         self._loop = loop
         self._outputs = child.endpoint("output")
-        self._local = ipc.bind(
-            child.context, zmq.ROUTER, child.endpoint(child.role), max_message_bytes=max_message_bytes
+        limits = {"max_message_bytes": max_message_bytes, "max_unsent": max_unsent, "max_unread": max_unread}
+        endpoint, max_clients = child.endpoint(child.role), child.config.limits.max_clients
+        self._listener = ClientListener.bind(
+            loop, child.context, endpoint, max_clients, on_come=on_come, on_go=on_go, **limits
         )
+        self._local = self._listener.socket
         self._remote: zmq.Socket[bytes] | None = None
+        self._remote_listener: ClientListener | None = None
         self._remote_outputs = ""
         self._doorkeeper: Doorkeeper | None = None  # kept: it must answer as long as there are connections
         self._readers: list[ipc.SocketReader] = []
         if child.config.listen is not None:
-            self._listen(child, child.config.listen, max_message_bytes)
+            self._remote = self._listen(child, child.config.listen, limits)
+            self._remote_listener = ClientListener(loop, self._remote, max_clients, on_come=on_come, on_go=on_go)
 
-    def _listen(self, child: Child, listen: ListenConfig, max_message_bytes: int) -> None:
+    def _listen(self, child: Child, listen: ListenConfig, limits: Mapping[str, int]) -> zmq.Socket[bytes]:
         assert child.listen_fd is not None  # the supervisor made it
         keys = None if listen.curve_keys is None else load_server_keys(listen.curve_keys)
         self._doorkeeper = None if keys is None else Doorkeeper(self._loop, child.context, keys)
         self._remote_outputs = listen.output
         endpoint = listen.output if child.role == "output" else listen.frontend
-        self._remote = ipc.bind_tcp(
-            child.context, zmq.ROUTER, endpoint, child.listen_fd, max_message_bytes=max_message_bytes, server=keys
+        return ipc.bind_tcp(child.context, zmq.ROUTER, endpoint, child.listen_fd, server=keys, **limits)
+
+    @property
+    def num_connections(self) -> int:
+        """How many there are, of both kinds."""
+        return self._listener.num_connections + (
+            self._remote_listener.num_connections if self._remote_listener is not None else 0
         )
 
     def start(self, on_message: Callable[[list[bytes]], None], after_drain: Callable[[], None] | None = None) -> None:
@@ -68,11 +89,15 @@ class ClientSockets:
         """Where this client's outputs come from: by the transport that it came in by."""
         return self._remote_outputs if client.startswith(_REMOTE) else self._outputs
 
-    def send(self, client: bytes, message: bytes) -> bool:
-        """Send without blocking. False: the client is gone. Call `poke` after the last one."""
+    def try_send(self, client: bytes, message: bytes) -> ipc.Sending:
+        """Send without blocking. Call `poke` after the last one."""
         if self._remote is not None and client.startswith(_REMOTE):
-            return ipc.send_routed(self._remote, client[len(_REMOTE) :], message)
-        return ipc.send_routed(self._local, client, message)
+            return ipc.try_send_routed(self._remote, client[len(_REMOTE) :], message)
+        return ipc.try_send_routed(self._local, client, message)
+
+    def send(self, client: bytes, message: bytes) -> bool:
+        """The same. False: the client cannot be sent to."""
+        return self.try_send(client, message) is ipc.Sending.SENT
 
     def poke(self) -> None:
         """Look for messages soon: a send may have swallowed the wake-up."""

@@ -1,0 +1,113 @@
+"""`ApiError`: what goes back instead of an answer, in the shapes of OpenAI's and of Anthropic's API. Pure.
+
+Owns: which status, type and code an error of the group has over HTTP. Never does: send one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from procengine.api.exchange import Response
+from procengine.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    ProcengineError,
+    ShuttingDownError,
+)
+
+__all__ = ["ApiError", "anthropic_body", "api_error", "bad_request", "error_response", "openai_body"]
+
+_MAX_MESSAGE: Final = 2000
+_RETRY_AFTER_S: Final = 1
+_FIELD: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]]*): ")
+_TYPE_BY_STATUS: Final = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+
+
+class ApiError(Exception):
+    """A request that is not answered as it wished.
+
+    Attributes:
+        param: the field of the request that is wrong, if one is.
+        code: a word for programs.
+        retry_after_s: when it may be worth trying again; None: not by itself.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        # Values of callers are quoted in messages: they may be long, and what is no Unicode text is no JSON either.
+        text = message.encode(errors="replace").decode()
+        super().__init__(text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "...")
+        self.status = status
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.headers = headers
+
+    @property
+    def message(self) -> str:
+        """What is wrong, for people."""
+        return str(self)
+
+
+def bad_request(message: str) -> ApiError:
+    """A 400 from a message that begins with the field that is wrong."""
+    field = _FIELD.match(message)
+    code = "context_length_exceeded" if "max_model_len" in message else None
+    return ApiError(400, message, param=field.group(1) if field else None, code=code)
+
+
+def api_error(error: Exception) -> ApiError:
+    """What an exception is over HTTP. One that nobody foresaw says nothing of our insides."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequestError():
+            return bad_request(str(error))
+        case OverloadedError():
+            return ApiError(503, str(error), code="overloaded", retry_after_s=_RETRY_AFTER_S)
+        case ShuttingDownError():
+            return ApiError(503, str(error), code="shutting_down", retry_after_s=_RETRY_AFTER_S)
+        case EngineDeadError():
+            return ApiError(503, str(error), code=error.code, retry_after_s=_RETRY_AFTER_S)
+        case ProcengineError():
+            return ApiError(500, str(error), code=error.code)
+        case _:
+            return ApiError(500, "an error of the server; its log says which", code="internal")
+
+
+def openai_body(error: ApiError) -> dict[str, Any]:
+    """OpenAI's shape."""
+    kind = _TYPE_BY_STATUS.get(error.status) or ("invalid_request_error" if error.status < 500 else "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """Anthropic's shape."""
+    kind = _ANTHROPIC_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def error_response(error: ApiError, *, is_anthropic: bool = False) -> Response:
+    """The answer."""
+    body = anthropic_body(error) if is_anthropic else openai_body(error)
+    retry = () if error.retry_after_s is None else (("Retry-After", str(error.retry_after_s)),)
+    return Response(error.status, msgspec.json.encode(body), headers=(*retry, *error.headers))
