@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from procengine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from procengine.client import Client
     from procengine.errors import (
+        AccessDeniedError,
         ConfigError,
         EngineDeadError,
         GroupNotFoundError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AccessDeniedError",
     "AsyncClient",
     "BeamSearchOutput",
     "BeamSearchParams",

@@ -18,6 +18,7 @@ from procengine.workflows.prompt import PromptBody
 __all__ = ["Admission"]
 
 _MAX_REQUEST_ID_BYTES = 256
+_MAX_TIME_NS = (1 << 63) - 1
 
 
 class Admission:
@@ -27,13 +28,16 @@ class Admission:
         self._parts = parts
         self._limits = limits
 
-    def check(self, message: Submit, *, num_bytes: int, num_unfinished: int, is_running: bool) -> Any:
+    def check(
+        self, message: Submit, *, num_bytes: int, num_unfinished: int, num_of_client: int, is_running: bool
+    ) -> Any:
         """The body of a request that may come in, of its workflow's type.
 
         Args:
             message: what the client sent.
             num_bytes: its size on the wire.
             num_unfinished: requests of all clients that have not ended.
+            num_of_client: those of this client.
             is_running: whether the client has an unfinished request of that id.
 
         Raises:
@@ -53,6 +57,8 @@ class Admission:
             )
         if not 0 < len(message.request_id.encode()) <= _MAX_REQUEST_ID_BYTES:
             raise InvalidRequestError(f"request_id: must have 1 to {_MAX_REQUEST_ID_BYTES} bytes")
+        if not 0 <= message.sent_ns <= _MAX_TIME_NS:
+            raise InvalidRequestError(f"sent_ns: must be 0 to {_MAX_TIME_NS} nanoseconds, got {message.sent_ns}")
         if message.traceparent:
             TraceContext.parse(message.traceparent)
         if is_running:
@@ -61,6 +67,11 @@ class Admission:
             raise OverloadedError(
                 f"the group has {num_unfinished} unfinished requests, the limit (max_queued_requests) is "
                 f"{limits.max_queued_requests}; try again later"
+            )
+        if num_of_client >= limits.max_client_requests:
+            raise OverloadedError(
+                f"this client has {num_of_client} unfinished requests, the limit (max_client_requests) is "
+                f"{limits.max_client_requests}; try again later"
             )
         try:
             body = parts.decode_body(message.body)

@@ -7,6 +7,7 @@ A client belongs to the loop it was connected on; any number of tasks may use it
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
@@ -25,11 +26,14 @@ from procengine.client_bodies import (
     one_prompt_body,
     prompt_body,
     prompt_text,
+    timed_body,
 )
 from procengine.client_core import ClientCore, OnEnd, OnItem, Pending, dead_group_error
-from procengine.client_link import new_call_seed, new_identity
+from procengine.client_link import CUT_OFF_S, new_call_seed, new_identity
+from procengine.curve_keys import ClientKeys, client_keys
 from procengine.errors import EngineDeadError, ProcengineError
 from procengine.groups import GroupInfo, find_group, is_gone
+from procengine.listen import reachable_from
 from procengine.messages import Attached, Embedding, Stats, Welcome
 from procengine.outputs import (
     EmbeddingOutput,
@@ -39,6 +43,7 @@ from procengine.outputs import (
     collect_embedding,
     stream_delta,
 )
+from procengine.refusal import raise_if_refused
 from procengine.sampling_params import SamplingParams
 from procengine.tool_calls.offer import ToolChoice, ToolOffer, Tools, make_offer
 from procengine.tool_calls.reading import CallStream, read_calls
@@ -53,12 +58,20 @@ class AsyncClient:
     """A connection to one group. Use it with `async with`, or call `connect` and `close`.
 
     Args:
-        endpoint_or_group_name: `ipc://...` or a group's name; None is the only running group.
-        resubmit_lost: as for `Client`.
+        endpoint_or_group_name: `ipc://...`, `tcp://HOST:PORT` or a group's name; None is the only running group.
+        curve_keys, server_key, resubmit_lost: those of `Client`.
     """
 
-    def __init__(self, endpoint_or_group_name: str | None = None, *, resubmit_lost: bool = True) -> None:
+    def __init__(
+        self,
+        endpoint_or_group_name: str | None = None,
+        *,
+        curve_keys: str | os.PathLike[str] | ClientKeys | None = None,
+        server_key: str | None = None,
+        resubmit_lost: bool = True,
+    ) -> None:
         self._wanted = endpoint_or_group_name
+        self._keys = client_keys(curve_keys, server_key)
         self._resubmits = resubmit_lost
         self._connection: _Connection | None = None
 
@@ -68,9 +81,10 @@ class AsyncClient:
         Raises:
             GroupNotFoundError: no such group, or several and none was named.
             EngineDeadError: the group does not answer.
+            AccessDeniedError: it does not know this client's key, or has another one than it should.
         """
         if self._connection is None:
-            connection = _Connection(find_group(self._wanted), resubmits=self._resubmits)
+            connection = _Connection(find_group(self._wanted), self._keys, resubmits=self._resubmits)
             self._connection = connection
             try:
                 await asyncio.wait_for(connection.shake_hands(), _CONNECT_TIMEOUT_S)
@@ -96,17 +110,19 @@ class AsyncClient:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         traceparent: str = "",
     ) -> RequestOutput:
         """Complete a text or a list of token ids. Cancelling the task aborts the request.
 
-        With `echo` the text begins with the prompt's. `traceparent` (W3C Trace Context) names the span of the caller
-        that the group's own belong to, where it exports them.
+        With `echo` the text begins with the prompt's. What is not done after `timeout_s` seconds ends with
+        `finish_reason` "abort", an `error` that says so, and what it has by then. `traceparent` (W3C Trace Context)
+        names the span of the caller that the group's own belong to, where it exports them.
 
         Raises:
             InvalidRequestError, OverloadedError, ShuttingDownError, EngineDeadError, RequestFailedError.
         """
-        body = generate_body(prompt_body(prompt), params, priority, cache_salt, echo=echo)
+        body = generate_body(prompt_body(prompt), params, priority, cache_salt, echo=echo, timeout_s=timeout_s)
         return await self._generate(body, request_id, traceparent)
 
     async def chat(
@@ -117,6 +133,7 @@ class AsyncClient:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
         traceparent: str = "",
@@ -126,7 +143,9 @@ class AsyncClient:
         `tools` and `tool_choice` are those of `Client.chat`. Otherwise as `generate`.
         """
         offer = self._offer(tools, tool_choice)
-        body = generate_body(messages_body(messages, offer.tools), offer.params(params), priority, cache_salt)
+        body = generate_body(
+            messages_body(messages, offer.tools), offer.params(params), priority, cache_salt, timeout_s=timeout_s
+        )
         with offer.naming_tools():
             output = await self._generate(body, request_id, traceparent)
         return read_calls(output, offer.style, new_call_seed())
@@ -141,6 +160,7 @@ class AsyncClient:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
         traceparent: str = "",
@@ -152,7 +172,9 @@ class AsyncClient:
         """
         offer = self._offer(tools, tool_choice)
         params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
-        body = generate_body(one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo)
+        body = generate_body(
+            one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo, timeout_s=timeout_s
+        )
         connection, news = self._connected, asyncio.Event()
         pending = connection.submit("generate", body, request_id, traceparent, lambda _: news.set(), news.set)
         try:
@@ -170,9 +192,9 @@ class AsyncClient:
         finally:
             connection.abandon(pending)
 
-    async def embed(self, prompt: Prompt, *, traceparent: str = "") -> EmbeddingOutput:
+    async def embed(self, prompt: Prompt, *, timeout_s: float | None = None, traceparent: str = "") -> EmbeddingOutput:
         """The vector of a text or a list of token ids. Cancelling the task aborts the request. Raises as `generate`."""
-        pending = await self._run("embed", prompt_body(prompt), None, traceparent)
+        pending = await self._run("embed", timed_body(prompt_body(prompt), timeout_s), None, traceparent)
         return collect_embedding(pending.answer(Embedding), pending.delivered_ns, pending.arrived_ns)
 
     async def abort(self, request_id: str) -> None:
@@ -230,8 +252,11 @@ _AnswerT = TypeVar("_AnswerT", Welcome, Attached, Stats)
 class _Connection:
     """Sockets, readers and the liveness timer of a connected client. Everything runs on one loop."""
 
-    def __init__(self, group: GroupInfo, *, resubmits: bool) -> None:
+    def __init__(self, group: GroupInfo, keys: ClientKeys | None = None, *, resubmits: bool = True) -> None:
         self.group = group
+        self._keys = keys
+        self._is_refused = False
+        self._lost_at_s: float | None = None  # nothing has come since the connection was lost then
         self.welcome: Welcome | None = None
         self._core = ClientCore(resubmits=resubmits)
         self._identity = new_identity()
@@ -246,8 +271,8 @@ class _Connection:
         link = self._link(self.group.endpoint)
         disconnects = ipc.disconnects_of(link[0])
         self._readers.append(ipc.SocketReader(self._loop, disconnects, self._on_disconnect))
-        welcome = await self._ask(Welcome, self._core.hello, link)
-        await self._attach(self._link(welcome.output_endpoint))
+        welcome = await self._greet(link)
+        await self._attach(self._link(reachable_from(self.group.endpoint, welcome.output_endpoint)))
         self.welcome = welcome
 
     def require_welcome(self) -> Welcome:
@@ -300,19 +325,31 @@ class _Connection:
         self._context.destroy(linger=0 if is_gone(self.group) else None)
 
     def _link(self, endpoint: str) -> tuple[zmq.Socket[bytes], ipc.SocketReader]:
-        socket = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
+        socket = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity, keys=self._keys)
         reader = ipc.SocketReader(self._loop, socket, self._on_frames)
         self._readers.append(reader)
         self._links.append((socket, reader))
         return self._links[-1]
 
     def _on_frames(self, frames: list[bytes]) -> None:
+        self._lost_at_s = None
         self._core.receive(frames[0], time.monotonic_ns())
         for frame in self._core.take_frames():
             self._send(frame)
 
     def _on_disconnect(self, _: list[bytes]) -> None:
+        self._lost_at_s = time.monotonic()
         self._send(self._core.hello_again())
+
+    async def _greet(self, link: tuple[zmq.Socket[bytes], ipc.SocketReader]) -> Welcome:
+        """If no answer comes, find out whether we are not let in."""
+        answer = asyncio.ensure_future(self._ask(Welcome, self._core.hello, link))
+        try:
+            while not (await asyncio.wait((answer,), timeout=_LIVENESS_S))[0]:
+                await asyncio.to_thread(raise_if_refused, self.group.endpoint, self._keys)
+            return await answer
+        finally:
+            answer.cancel()
 
     async def _attach(self, link: tuple[zmq.Socket[bytes], ipc.SocketReader]) -> None:
         """Until an output process answers: one that was asked may have died meanwhile."""
@@ -340,7 +377,10 @@ class _Connection:
         if frame is None:
             return
         socket, reader = link or self._links[0]
-        socket.send(frame)
+        try:
+            socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:  # ZeroMQ has given up, because it was not let in: nobody will read
+            self._is_refused = True
         reader.poke()  # a send may swallow the wake-up for a message that came meanwhile
         self._watch()
 
@@ -353,7 +393,8 @@ class _Connection:
         self._liveness = None
         if not self._core.has_pending:
             return
-        if is_gone(self.group):
+        is_silent = self._lost_at_s is not None and time.monotonic() - self._lost_at_s > CUT_OFF_S
+        if is_gone(self.group) or self._is_refused or is_silent:
             self._core.die(dead_group_error(self.group.name))
         else:
             self._watch()

@@ -7,14 +7,13 @@ started or ended.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import zmq
 
 from procengine import ipc
 from procengine.child_process import ChildProcess, child_name
 from procengine.config import EngineConfig
-from procengine.group_listeners import GroupListeners
 from procengine.messages import FromSupervisor, encode
 from procengine.profiling.span_ring import make_arena
 
@@ -22,15 +21,16 @@ __all__ = ["Children"]
 
 
 class Children:
-    """One process of each role and rank. `control` is the ROUTER that they connect to."""
+    """One process of each role and rank. `control` is the ROUTER that they connect to, `listen_fds` are by role."""
 
-    def __init__(self, config: EngineConfig, control: zmq.Socket[bytes], listeners: GroupListeners) -> None:
+    def __init__(self, config: EngineConfig, control: zmq.Socket[bytes], listen_fds: Mapping[str, int]) -> None:
         self._config = config
         self._control = control
+        self._listen_fds = listen_fds
         self._death_pipe = os.pipe()  # its write end is never written: children see it close
         self._children = [self._start(role, rank) for role, rank in _roles(config)]
         for role, rank in _serving_roles(config):
-            child = ChildProcess(role, rank, 0, config, self._death_pipe[0], None, listeners.fd(role))
+            child = ChildProcess(role, rank, 0, config, self._death_pipe[0], None, listen_fds.get(role))
             self._children.append(child)
 
     def __iter__(self) -> Iterator[ChildProcess]:
@@ -83,7 +83,7 @@ class Children:
     def _start(self, role: str, rank: int) -> ChildProcess:
         """Memory for its spans is ours, so that it is there when the child is not."""
         spans_fd = make_arena(child_name(role, rank), self._config.profiling.span_records)
-        return ChildProcess(role, rank, 0, self._config, self._death_pipe[0], spans_fd)
+        return ChildProcess(role, rank, 0, self._config, self._death_pipe[0], spans_fd, self._listen_fds.get(role))
 
 
 def _roles(config: EngineConfig) -> list[tuple[str, int]]:

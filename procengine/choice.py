@@ -42,7 +42,7 @@ class Choice:
         self._num_unsent = 0
         self.num_cached_tokens: int | None = None
         self._unsent_cached_tokens: int | None = None
-        self._is_admitted = False
+        self.is_admitted = False
         self._admitted_ns = 0
         self._num_preemptions = 0
         self._first_token_ns = 0
@@ -75,12 +75,12 @@ class Choice:
         """Tokens behind the prompt so far."""
         return self._num_tokens - len(self.register.prompt_token_ids)
 
-    def admit(self, num_cached_tokens: int, sent_ns: int = 0) -> None:
+    def admit(self, num_cached_tokens: int, num_preemptions: int = 0, sent_ns: int = 0) -> None:
         """It got a slot. The first time: the next delta says how much of the prompt was cached."""
-        if self._is_admitted:
-            self._num_preemptions += 1
+        self._num_preemptions = num_preemptions
+        if self.is_admitted:
             return
-        self._is_admitted = True
+        self.is_admitted = True
         self.num_cached_tokens = self._unsent_cached_tokens = num_cached_tokens
         self._admitted_ns = sent_ns
 

@@ -10,12 +10,14 @@ thread, and `close` must come last.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, overload
 
+from procengine.client_batch import Batch
 from procengine.client_bodies import (
     Body,
     Messages,
@@ -29,10 +31,12 @@ from procengine.client_bodies import (
     prompt_body,
     prompt_list,
     prompt_text,
+    timed_body,
 )
 from procengine.client_core import ClientCore, OnEnd, Pending, dead_group_error
 from procengine.client_handshake import answer_losses, connect_link
 from procengine.client_link import new_call_seed
+from procengine.curve_keys import ClientKeys, client_keys
 from procengine.errors import ProcengineError
 from procengine.groups import find_group, is_gone
 from procengine.messages import Embedding, Stats, Welcome
@@ -57,19 +61,31 @@ class Client:
     """A connection to one group; many requests may be under way on it.
 
     Args:
-        endpoint_or_group_name: `ipc://...` or a group's name; None is the only running group.
+        endpoint_or_group_name: `ipc://...`, `tcp://HOST:PORT` or a group's name; None is the only running group.
+        curve_keys: this client's keys, for a tcp endpoint that demands some: `ClientKeys`, the path of its file, or
+            the name that `procengine keys` was given.
+        server_key: the group's public key, if it is not the one in that file.
         resubmit_lost: send requests again that were lost because the frontend died, if nothing of them was returned
             yet. Those whose caller has seen a part end with a `RequestLostError`, and so do all if this is False.
 
     Raises:
         GroupNotFoundError: no such group, or several and none was named.
         EngineDeadError: the group does not answer.
+        ConfigError: the keys are not what they should be.
+        AccessDeniedError: the group does not know this client's key, or has another one than it should.
     """
 
-    def __init__(self, endpoint_or_group_name: str | None = None, *, resubmit_lost: bool = True) -> None:
+    def __init__(
+        self,
+        endpoint_or_group_name: str | None = None,
+        *,
+        curve_keys: str | os.PathLike[str] | ClientKeys | None = None,
+        server_key: str | None = None,
+        resubmit_lost: bool = True,
+    ) -> None:
         self._group = find_group(endpoint_or_group_name)
         self._core = ClientCore(resubmits=resubmit_lost)
-        self._link, self._welcome = connect_link(self._group, self._core)
+        self._link, self._welcome = connect_link(self._group, self._core, client_keys(curve_keys, server_key))
         self._order = threading.Lock()  # requests are sent in the order of their numbers
         self._condition = threading.Condition(threading.Lock())
         self._has_leader = False
@@ -89,6 +105,7 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         traceparent: str = "",
     ) -> RequestOutput: ...
 
@@ -101,6 +118,7 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         traceparent: str = "",
     ) -> list[RequestOutput]: ...
 
@@ -113,12 +131,14 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         traceparent: str = "",
     ) -> RequestOutput | list[RequestOutput]:
         """Complete a text or a list of token ids; for a list of prompts, a list of results in the same order.
 
-        With `echo` the texts begin with the prompt's. `traceparent` (W3C Trace Context) names the span of the caller
-        that the group's own belong to, where it exports them.
+        With `echo` the texts begin with the prompt's. What is not done after `timeout_s` seconds is aborted: it ends
+        with `finish_reason` "abort", an `error` that says so, and what it has by then. `traceparent` (W3C Trace
+        Context) names the span of the caller that the group's own belong to, where it exports them.
 
         Raises:
             InvalidRequestError: a prompt or parameter is wrong; the other prompts of the list are aborted.
@@ -126,7 +146,7 @@ class Client:
         """
         prompts, is_list = prompt_list(prompt)
         bodies = [
-            generate_body(prompt_body(one), of_one, priority, cache_salt, echo=echo)
+            generate_body(prompt_body(one), of_one, priority, cache_salt, echo=echo, timeout_s=timeout_s)
             for one, of_one in zip(prompts, one_params_each(params, len(prompts)), strict=True)
         ]
         if is_list:
@@ -141,6 +161,7 @@ class Client:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
         traceparent: str = "",
@@ -154,7 +175,9 @@ class Client:
         Raises as `generate` does.
         """
         offer = self._offer(tools, tool_choice)
-        body = generate_body(messages_body(messages, offer.tools), offer.params(params), priority, cache_salt)
+        body = generate_body(
+            messages_body(messages, offer.tools), offer.params(params), priority, cache_salt, timeout_s=timeout_s
+        )
         with offer.naming_tools():
             output = self.generate_bodies([body], [request_id], traceparent=traceparent)[0]
         return read_calls(output, offer.style, new_call_seed())
@@ -169,6 +192,7 @@ class Client:
         priority: int = 0,
         cache_salt: str = "",
         echo: bool = False,
+        timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
         traceparent: str = "",
@@ -181,7 +205,9 @@ class Client:
         """
         offer = self._offer(tools, tool_choice)
         params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
-        body = generate_body(one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo)
+        body = generate_body(
+            one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo, timeout_s=timeout_s
+        )
         pending = self._submit("generate", body, request_id, traceparent=traceparent)
         try:
             while True:
@@ -198,17 +224,25 @@ class Client:
             self._abandon(pending)
 
     @overload
-    def embed(self, prompt: Prompt, *, traceparent: str = "") -> EmbeddingOutput: ...
+    def embed(self, prompt: Prompt, *, timeout_s: float | None = None, traceparent: str = "") -> EmbeddingOutput: ...
 
     @overload
     def embed(
-        self, prompt: list[str] | list[list[int]] | list[Prompt], *, traceparent: str = ""
+        self,
+        prompt: list[str] | list[list[int]] | list[Prompt],
+        *,
+        timeout_s: float | None = None,
+        traceparent: str = "",
     ) -> list[EmbeddingOutput]: ...
 
-    def embed(self, prompt: Prompts, *, traceparent: str = "") -> EmbeddingOutput | list[EmbeddingOutput]:
+    def embed(
+        self, prompt: Prompts, *, timeout_s: float | None = None, traceparent: str = ""
+    ) -> EmbeddingOutput | list[EmbeddingOutput]:
         """The vector of a text or of token ids; for a list of prompts, a list of vectors. Raises as `generate`."""
         prompts, is_list = prompt_list(prompt)
-        results = self.embed_bodies([prompt_body(one) for one in prompts], traceparent=traceparent)
+        results = self.embed_bodies(
+            [timed_body(prompt_body(one), timeout_s) for one in prompts], traceparent=traceparent
+        )
         return results if is_list else results[0]
 
     def abort(self, request_id: str) -> None:
@@ -272,7 +306,7 @@ class Client:
         traceparent: str = "",
     ) -> list[Pending]:
         """Submit all, wait for all. The first error aborts those that still run, and is raised."""
-        batch = _Batch(on_end)
+        batch = Batch(on_end)
         try:
             for body, request_id in zip(bodies, request_ids or [None] * len(bodies), strict=True):
                 batch.members.append(
@@ -353,26 +387,5 @@ class Client:
             self._core.receive(frame, arrived_ns)
         with self._order:
             answer_losses(self._link, self._core)
-        if not frames and self._core.has_pending and is_gone(self._group):
+        if not frames and self._core.has_pending and (is_gone(self._group) or self._link.is_cut_off):
             self._core.die(dead_group_error(self._group.name))
-
-
-class _Batch:
-    """Requests that are waited for together."""
-
-    def __init__(self, on_end: Callable[[], object] | None) -> None:
-        self.members: list[Pending] = []
-        self._num_ended = 0
-        self._has_failed = False
-        self._on_end = on_end
-
-    def take_end(self, pending: Pending) -> None:
-        """A member has ended; called by whoever receives."""
-        self._num_ended += 1
-        self._has_failed |= pending.error is not None
-        if self._on_end is not None:
-            self._on_end()
-
-    def is_settled(self) -> bool:
-        """Whether all have ended, or one has failed."""
-        return self._has_failed or self._num_ended == len(self.members)

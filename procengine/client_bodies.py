@@ -35,6 +35,7 @@ __all__ = [
     "prompt_body",
     "prompt_list",
     "prompt_text",
+    "timed_body",
 ]
 
 Body: TypeAlias = dict[str, Any]
@@ -144,7 +145,13 @@ def prompt_text(body: Body) -> str | None:
 
 
 def generate_body(
-    body: Body, params: SamplingParams | None, priority: int = 0, cache_salt: str = "", *, echo: bool = False
+    body: Body,
+    params: SamplingParams | None,
+    priority: int = 0,
+    cache_salt: str = "",
+    *,
+    echo: bool = False,
+    timeout_s: float | None = None,
 ) -> Body:
     """A prompt with all that `generate` takes beside it."""
     extra: Body = {"sampling_params": params or SamplingParams()}
@@ -154,7 +161,12 @@ def generate_body(
         extra["cache_salt"] = cache_salt
     if echo:
         extra["echo"] = echo
-    return body | extra
+    return timed_body(body | extra, timeout_s)
+
+
+def timed_body(body: Body, timeout_s: float | None) -> Body:
+    """The same request, which is to be aborted after so many seconds; None is the group's default."""
+    return body if timeout_s is None else body | {"timeout_s": timeout_s}
 
 
 def final_body(body: Body) -> Body:

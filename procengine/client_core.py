@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -321,7 +322,7 @@ class ClientCore:
             self._end(pending, error)
 
     def _take_rejection(self, message: Rejected) -> None:
-        error = error_from_code(message.code, message.message)
+        error = error_from_code(message.code, message.message, message.retry_after_s)
         if not message.request_id:
             self.fail_all(error)
             return
@@ -354,7 +355,7 @@ class ClientCore:
 
     def _raise_if_dead(self) -> None:
         if self._death is not None:
-            raise type(self._death)(str(self._death))
+            raise copy(self._death)
 
     def _check_id(self, request_id: str) -> str:
         if self._is_taken(request_id):

@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 from procengine.client_core import ClientCore, Pending, dead_group_error
 from procengine.client_link import ClientLink
+from procengine.curve_keys import ClientKeys
 from procengine.errors import EngineDeadError
 from procengine.groups import GroupInfo, is_gone
 from procengine.messages import Attached, Welcome
+from procengine.refusal import raise_if_refused
 
 __all__ = ["answer_losses", "connect_link"]
 
@@ -20,25 +22,26 @@ _LIVENESS_MS = 500
 _CONNECT_TIMEOUT_S = 30.0
 
 
-def connect_link(group: GroupInfo, core: ClientCore) -> tuple[ClientLink, Welcome]:
+def connect_link(group: GroupInfo, core: ClientCore, keys: ClientKeys | None = None) -> tuple[ClientLink, Welcome]:
     """Connect to a group and shake hands with its frontend and its output process.
 
     Raises:
         EngineDeadError: it is gone or does not answer.
         ProtocolError: it speaks another version.
+        AccessDeniedError: it does not know our key, or we do not know its.
     """
-    link = ClientLink(group.endpoint)
+    link = ClientLink(group.endpoint, keys)
     try:
         question, frame = core.hello()
         link.queue(frame)
-        _wait_handshake(link, core, question, group)
+        _wait_handshake(link, core, question, group, on_silence=lambda: raise_if_refused(group.endpoint, keys))
         welcome = question.answer(Welcome)
         question, frame = core.attach()
         link.attach(welcome.output_endpoint, frame)
         _wait_handshake(link, core, question, group, on_silence=lambda: link.attach_again(core.attach_again()))
         question.answer(Attached)
     except BaseException:
-        link.close()
+        link.close(linger=False)
         raise
     return link, welcome
 

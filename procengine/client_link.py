@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections import deque
+from typing import Final
 
 import zmq
 
 from procengine import ipc
+from procengine.curve_keys import ClientKeys
+from procengine.listen import reachable_from
 
-__all__ = ["ClientLink", "new_call_seed", "new_identity"]
+__all__ = ["CUT_OFF_S", "ClientLink", "new_call_seed", "new_identity"]
+
+
+CUT_OFF_S: Final = 30.0  # a frontend that was started again has answered by then
 
 
 def new_call_seed() -> str:
@@ -29,10 +36,12 @@ def new_identity() -> bytes:
 class ClientLink:
     """One client's connection. One thread may receive; `queue` and `wake` may be called from any."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: ClientKeys | None = None) -> None:
         self._context = ipc.make_context()
         self._identity = new_identity()
-        self._frontend = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
+        self._endpoint = endpoint
+        self._keys = keys
+        self._frontend = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity, keys=keys)
         self._disconnects = ipc.disconnects_of(self._frontend)
         self._output: zmq.Socket[bytes] | None = None
         self._outbox: deque[bytes] = deque()
@@ -42,10 +51,13 @@ class ClientLink:
         self._poller.register(self._wake, zmq.POLLIN)
         self._poller.register(self._disconnects, zmq.POLLIN)
         self._has_lost_frontend = False
+        self._is_refused = False
+        self._lost_at_s: float | None = None  # nothing has come since the connection was lost then
 
     def attach(self, output_endpoint: str, frame: bytes) -> None:
         """Connect to the output process and introduce ourselves with `frame`."""
-        self._output = ipc.connect(self._context, zmq.DEALER, output_endpoint, identity=self._identity)
+        endpoint = reachable_from(self._endpoint, output_endpoint)
+        self._output = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity, keys=self._keys)
         self._output.send(frame)
         self._poller.register(self._output, zmq.POLLIN)
 
@@ -63,9 +75,13 @@ class ClientLink:
         os.eventfd_write(self._wake, 1)
 
     def flush(self) -> None:
-        """Send what is queued."""
+        """Send what is queued, without waiting: where ZeroMQ has given up, as it was not let in, nobody will read."""
         while self._outbox:
-            self._frontend.send(self._outbox.popleft())
+            frame = self._outbox.popleft()
+            try:
+                self._frontend.send(frame, zmq.NOBLOCK)
+            except zmq.Again:
+                self._is_refused = True
 
     def receive(self, timeout_ms: int) -> list[bytes]:
         """Send what is queued, then wait for frames and return all that are here; [] after `timeout_ms` or `wake`."""
@@ -77,9 +93,17 @@ class ClientLink:
             elif source is self._disconnects:
                 _drain(source, [])
                 self._has_lost_frontend = True
+                self._lost_at_s = time.monotonic()
             else:
                 _drain(source, frames)
+        if frames:
+            self._lost_at_s = None
         return frames
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether there is no hope of an answer, as far as sockets can tell: a group elsewhere leaves no other sign."""
+        return self._is_refused or (self._lost_at_s is not None and time.monotonic() - self._lost_at_s > CUT_OFF_S)
 
     def take_disconnect(self) -> bool:
         """Whether the connection to the frontend was lost since this was asked last."""
@@ -90,7 +114,8 @@ class ClientLink:
         """Close the sockets. What was queued is still sent, unless it is known that nobody is there (`linger`)."""
         if self._context.closed:
             return
-        self.flush()
+        if linger:
+            self.flush()
         self._context.destroy(linger=None if linger else 0)
         os.close(self._wake)
 

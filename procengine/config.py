@@ -13,11 +13,13 @@ from msgspec import Struct
 __all__ = [
     "ApiConfig",
     "CacheConfig",
+    "CrashConfig",
     "Device",
     "EngineConfig",
     "GroupConfig",
     "Kernels",
     "LimitsConfig",
+    "ListenConfig",
     "MetricsConfig",
     "ModelConfig",
     "ProfilingConfig",
@@ -124,6 +126,13 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds that keep one client from taking the group down."""
 
     max_queued_requests: int = 8192
+    max_queued_tokens: int = 1 << 22  # of prompts that wait for their first step
+    max_clients: int = 4096
+    max_client_requests: int = 8192
+    max_client_bytes: int = 64 << 20  # that one client has not read
+    max_unsent_bytes: int = 1 << 30  # that all clients together have not read
+    request_timeout_s: float | None = None  # of requests that say none themselves
+    queue_timeout_s: float | None = None  # until a request's first step
     max_request_bytes: int = 4 << 20
     max_stop_strings: int = 16
     max_stop_bytes: int = 4096
@@ -175,6 +184,23 @@ class ApiConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return self.port is not None or self.uds is not None
 
 
+class ListenConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where clients of other machines connect, beside the Unix sockets. Secret keys are in a file, never in a value."""
+
+    frontend: str  # tcp://HOST:PORT; the supervisor puts in what port 0 became
+    output: str
+    curve_keys: str | None = None  # path of the server file; None: without keys, on the loopback interface only
+
+
+class CrashConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is written down when a process dies."""
+
+    dir: str
+    seconds: float = 30.0  # of steps; 0: nothing is written
+    max_records: int = 8  # files in the directory, of all groups
+    redact_prompts: bool = False
+
+
 class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the group lives and how it ends."""
 
@@ -199,3 +225,5 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     profiling: ProfilingConfig = ProfilingConfig()
     metrics: MetricsConfig = MetricsConfig()
     api: ApiConfig = ApiConfig()
+    crash: CrashConfig = CrashConfig("", 0.0)
+    listen: ListenConfig | None = None  # None: clients connect to Unix sockets only

@@ -11,14 +11,14 @@ import zmq
 
 from procengine import ipc
 from procengine.groups import GroupInfo, is_gone
-from procengine.messages import EndGroup, GetStatus, Restart, encode
+from procengine.messages import FromAsker, encode
 
 __all__ = ["ask_supervisor"]
 
 _LOOK_MS = 200
 
 
-def ask_supervisor(group: GroupInfo, question: GetStatus | Restart | EndGroup, wait_s: float | None) -> bytes | None:
+def ask_supervisor(group: GroupInfo, question: FromAsker, wait_s: float | None) -> bytes | None:
     """The answer; None if there was none within `wait_s` (None: however long it takes), or the group ended first."""
     context = ipc.make_context()
     try:

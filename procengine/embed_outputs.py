@@ -5,6 +5,8 @@ Owns: who asked for which vector. Never does: touch a socket.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,7 +45,7 @@ class EmbedOutputs:
             self._early = {key: data for key, data in self._early.items() if key > self._newest_key}
         return []
 
-    def admit(self, key: int, num_cached_tokens: int, sent_ns: int = 0) -> None:
+    def admit(self, key: int, num_cached_tokens: int, num_preemptions: int = 0, sent_ns: int = 0) -> None:
         """A request is in a step that was sent then. There is no cache."""
         if key in self._registers:
             self._admitted_ns[key] = sent_ns
@@ -89,6 +91,10 @@ class EmbedOutputs:
     def keys_of_client(self, client: bytes) -> list[int]:
         """Running requests of one client."""
         return [key for key, register in self._registers.items() if register.client == client]
+
+    def clients(self) -> Iterator[tuple[bytes, bool]]:
+        """The client of each running request, and whether that has had its first step."""
+        return ((register.client, key in self._admitted_ns) for key, register in self._registers.items())
 
     def all_keys(self) -> list[int]:
         """Running requests."""

@@ -14,10 +14,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from procengine.errors import OverloadedError
 from procengine.messages import Admitted, EmbedResult, Finish, Register, Replay, StepResult, encode
 from procengine.output_ledger import LedgerEntry, OutputLedger
 from procengine.output_suspects import OutputSuspects
-from procengine.pipeline import AnyRequest, Pipeline, PlannedStep
+from procengine.pipeline import AnyRequest, Applied, Pipeline, PlannedStep
 from procengine.recent_results import RecentResults, first_logprob_positions
 from procengine.workflows.parts import FrontendParts
 from procengine.workflows.prompt import ModelFacts, Prepared
@@ -57,7 +58,10 @@ class Engine:
         self.facts = facts
         self._parts = parts
         self._placed_by_key: dict[int, _Placed] = {}
-        self._keys_by_id: dict[tuple[bytes, str], list[int]] = {}
+        self._keys_by_client: dict[bytes, dict[str, list[int]]] = {}  # client -> request id -> its choices
+        self._waiting_tokens: dict[int, int] = {}  # prompt tokens of each request that has not started
+        self.num_waiting_tokens = 0
+        self.num_ended = 0
         self._ledger = OutputLedger()
         self._next_key = first_key
         self._suspects = OutputSuspects()
@@ -74,7 +78,19 @@ class Engine:
 
     def is_running(self, client: bytes, request_id: str) -> bool:
         """Whether the client has an unfinished request of that name."""
-        return (client, request_id) in self._keys_by_id
+        return request_id in self._keys_by_client.get(client, ())
+
+    def num_of_client(self, client: bytes) -> int:
+        """Unfinished requests of a client; those of several choices count once."""
+        return len(self._keys_by_client.get(client, ()))
+
+    def is_unfinished(self, key: int) -> bool:
+        """Whether a request has not ended."""
+        return key in self._placed_by_key
+
+    def is_waiting(self, key: int) -> bool:
+        """Whether it has not had its first step."""
+        return key in self._waiting_tokens
 
     def accept(
         self,
@@ -92,19 +108,23 @@ class Engine:
 
         Raises:
             InvalidRequestError: they cannot run.
+            OverloadedError: too many tokens wait already. An empty queue takes any prompt that can run.
         """
         parts = self._parts[workflow]
         identity = RequestIdentity(self._next_key, client, request_id, seed)
         requests = parts.accept(body, prepared, self.facts, identity)
+        self._check_waiting_tokens(sum(len(request.token_ids) for request in requests))
         self._next_key += len(requests)
         pipeline = self._choose_pipeline(workflow, requests[0])  # choices share the prompt's blocks
         for request in requests:
             pipeline.planners[workflow].add(request)
             self._placed_by_key[request.key] = _Placed(request, workflow, pipeline)
-        self._keys_by_id[client, request_id] = [request.key for request in requests]
+            self._waiting_tokens[request.key] = len(request.token_ids)
+            self.num_waiting_tokens += len(request.token_ids)
+        self._keys_by_client.setdefault(client, {})[request_id] = [request.key for request in requests]
         registers = [msgspec.structs.replace(parts.register(request, body), **(times or {})) for request in requests]
         for register in registers:
-            self._ledger.register(register)
+            self._ledger.register(register, body, seed)
         return registers
 
     def registered(self, key: int) -> bytes:
@@ -113,21 +133,28 @@ class Engine:
 
     def admitted(self, step: PlannedStep, sent_ns: int) -> Admitted:
         """What to tell the output process about the requests that start with this step, sent at `sent_ns`."""
-        message = Admitted([r.key for r in step.admitted], [r.num_cached_tokens or 0 for r in step.admitted], sent_ns)
+        message = Admitted(
+            [request.key for request in step.admitted],
+            [request.num_cached_tokens or 0 for request in step.admitted],
+            sent_ns,
+            tuple(request.num_preemptions for request in step.admitted),
+        )
         self._ledger.admit(message)
+        for request in step.admitted:
+            self._stop_waiting(request.key)
         return message
 
     def rank_of(self, key: int) -> int:
         """The worker that serves an unfinished request."""
         return self._placed_by_key[key].pipeline.rank
 
-    def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> int:
-        """Take in a result. Returns how many requests ended by it; the output process sees the same ends by itself."""
-        ended = self.pipelines[header.rank].apply(header, payload)
-        for request, _reason in ended:
-            self._ledger.end(request.key, request.token_ids)
+    def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> Applied:
+        """Take in a result. Of the requests that ended by it the output process sees the same ends by itself."""
+        applied = self.pipelines[header.rank].apply(header, payload)
+        for request, reason in applied.ended:
+            self._ledger.end(request.key, request.token_ids, reason=reason)
             self._forget(request)
-        return len(ended)
+        return applied
 
     def lose_worker(self, rank: int, epoch: int, *, has_died: bool = True) -> list[Finish]:
         """The worker of this epoch is gone: its requests go on, from what they have, on the other workers or, if there
@@ -142,7 +169,7 @@ class Engine:
                 request.is_finished = True
                 text = f"the worker died {request.num_worker_deaths} times while this request was running"
                 ends.append(Finish(request.key, "error", text))
-                self._ledger.end(request.key, request.token_ids, ends[-1])
+                self._ledger.end(request.key, request.token_ids, ends[-1], "error")
                 continue
             pipeline = self._choose_pipeline(workflow, request)
             pipeline.planners[workflow].add(request)
@@ -186,27 +213,35 @@ class Engine:
 
     def abort(self, client: bytes, request_id: str) -> list[Finish]:
         """End all choices of a request because its client says so."""
-        return self._end_all(self._keys_by_id.get((client, request_id), ()))
+        return self._end_all(self._keys_by_client.get(client, {}).get(request_id, ()))
 
     def abort_client(self, client: bytes) -> list[Finish]:
         """End all requests of a client that is gone."""
-        return self._end_all([key for (owner, _), keys in self._keys_by_id.items() if owner == client for key in keys])
+        return self._end_all([key for keys in self._keys_by_client.get(client, {}).values() for key in keys])
 
     def abort_all(self) -> list[Finish]:
         """End everything that runs."""
         return self._end_all(self._placed_by_key)
 
-    def end(self, key: int, finish_reason: str, error: str | None = None) -> Finish | None:
-        """End a request and free what it holds; None if it is not running."""
+    def end(self, key: int, finish_reason: str, error: str | None = None, *, is_told: bool = False) -> Finish | None:
+        """End a request and free what it holds; None if it is not running. `is_told`: its client knows."""
         placed = self._placed_by_key.get(key)
         if placed is None:
             return None
         history = self._history(placed).copy()
         placed.pipeline.planners[placed.workflow].finish(placed.request)
         self._forget(placed.request)
-        finish = Finish(key, finish_reason, error)
-        self._ledger.end(key, history, None if finish_reason == "stop" else finish)  # a stop is in the text again
+        finish = Finish(key, finish_reason, error, is_told)
+        is_seen = finish_reason == "stop"  # in the text again
+        self._ledger.end(key, history, None if is_seen else finish, finish_reason)
         return finish
+
+    def kept_requests(self) -> Iterator[tuple[int, LedgerEntry, NDArray[np.int32]]]:
+        """(key, what is known of it, its tokens int32 [n]) of all requests that run and the newest that have ended."""
+        for key, entry in self._ledger.ended():
+            yield key, entry, entry.token_ids
+        for key, entry in self._ledger.running():
+            yield key, entry, self._history(self._placed_by_key[key])
 
     def end_failed(self) -> list[Finish]:
         """End the requests that turned out not to be able to go on (a grammar that gave up)."""
@@ -246,10 +281,25 @@ class Engine:
 
     def _forget(self, request: AnyRequest) -> None:
         del self._placed_by_key[request.key]
-        owner = (request.client, request.request_id)
-        self._keys_by_id[owner].remove(request.key)
-        if not self._keys_by_id[owner]:
-            del self._keys_by_id[owner]
+        self.num_ended += 1
+        self._stop_waiting(request.key)
+        keys_by_id = self._keys_by_client[request.client]
+        keys_by_id[request.request_id].remove(request.key)
+        if not keys_by_id[request.request_id]:
+            del keys_by_id[request.request_id]
+            if not keys_by_id:
+                del self._keys_by_client[request.client]
+
+    def _stop_waiting(self, key: int) -> None:
+        self.num_waiting_tokens -= self._waiting_tokens.pop(key, 0)
+
+    def _check_waiting_tokens(self, count: int) -> None:
+        limit = self.facts.limits.max_queued_tokens
+        if self.num_waiting_tokens and self.num_waiting_tokens + count > limit:
+            raise OverloadedError(
+                f"{self.num_waiting_tokens} prompt tokens wait for their first step, {count} more would pass the limit "
+                f"(max_queued_tokens), which is {limit}; try again later"
+            )
 
     def _end_all(self, keys: Iterable[int]) -> list[Finish]:
         return [finish for key in list(keys) if (finish := self.end(key, "abort"))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AccessDeniedError",
     "ConfigError",
     "EngineDeadError",
     "GroupNotFoundError",
@@ -68,9 +69,17 @@ class InvalidRequestError(ProcengineError, ValueError):
 
 
 class OverloadedError(ProcengineError):
-    """A bounded queue is full; try again later."""
+    """A bounded queue is full; try again later.
+
+    Attributes:
+        retry_after_s: when that is worth trying, as far as the group can tell; 0 is no hint.
+    """
 
     code = "overloaded"
+
+    def __init__(self, message: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ShuttingDownError(ProcengineError):
@@ -83,6 +92,12 @@ class EngineDeadError(ProcengineError):
     """A process of the group died while the request was running."""
 
     code = "engine_dead"
+
+
+class AccessDeniedError(ProcengineError):
+    """A tcp endpoint did not let this client in, or is not who it should be: says which."""
+
+    code = "access_denied"
 
 
 class RequestLostError(EngineDeadError):
@@ -115,6 +130,8 @@ _BY_CODE: dict[str, type[ProcengineError]] = {
 }
 
 
-def error_from_code(code: str, message: str) -> ProcengineError:
+def error_from_code(code: str, message: str, retry_after_s: float = 0.0) -> ProcengineError:
     """The exception that stands for `code` on the wire; unknown codes become the root class."""
+    if code == OverloadedError.code:
+        return OverloadedError(message, retry_after_s)
     return _BY_CODE.get(code, ProcengineError)(message)

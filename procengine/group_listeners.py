@@ -40,9 +40,10 @@ class GroupListeners:
             self._by_role["api"] = listen_unix(api.uds, "uds")
             self.urls["http"] = f"unix:{api.uds}"
 
-    def fd(self, role: str) -> int | None:
-        """The descriptor that processes of this role inherit."""
-        return self._by_role[role].fileno() if role in self._by_role else None
+    @property
+    def fds(self) -> dict[str, int]:
+        """Descriptors by the role that serves them."""
+        return {role: listener.fileno() for role, listener in self._by_role.items()}
 
     def close(self, role: str) -> None:
         """Nobody serves it any more: who asks shall hear so at once."""

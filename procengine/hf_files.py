@@ -12,7 +12,6 @@ from typing import Any, Literal
 import msgspec
 
 from procengine.errors import ModelError
-from procengine.safetensors_file import SafetensorsFile
 
 __all__ = ["HuggingFaceFolder", "safetensors_dtype"]
 
@@ -113,6 +112,8 @@ class HuggingFaceFolder:
 
 def safetensors_dtype(path: Path) -> str:
     """dtype of the file's first tensor."""
+    from procengine.safetensors_file import SafetensorsFile  # numpy comes with it, which most commands do without
+
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
     found = next((info.dtype for info in SafetensorsFile(path).tensors.values()), "of no tensor")
     return names.get(found, found)

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -37,24 +38,31 @@ class LedgerEntry:
         token_ids: int32 [n], prompt and output of one that has ended.
         finish: how it was ended from outside; None if its tokens say it, or it has not ended.
         is_delivered: the client was sent its end.
+        body, seed: what the client asked for and what was drawn for it, for crash records.
+        finish_reason: how it ended; "" while it runs.
         is_condemned: it kills output processes, so that nothing of it is told but that it has failed.
     """
 
     registered: bytes
     num_prompt_tokens: int
     wants_logprobs: bool
-    num_admissions: int = 0
+    is_admitted: bool = False
+    num_preemptions: int = 0
     num_cached_tokens: int = 0
     admitted_ns: int = 0
     token_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     finish: Finish | None = None
     is_delivered: bool = False
     is_condemned: bool = False
+    body: Any = None
+    seed: int = 0
+    finish_reason: str = ""
 
     def admitted(self, key: int) -> Admitted | None:
         """The Admitted messages it had, in one; None if there was none."""
-        count = self.num_admissions
-        return Admitted([key] * count, [self.num_cached_tokens] * count, self.admitted_ns) if count else None
+        if not self.is_admitted:
+            return None
+        return Admitted([key], [self.num_cached_tokens], self.admitted_ns, (self.num_preemptions,))
 
 
 class OutputLedger:
@@ -78,10 +86,14 @@ class OutputLedger:
         """Whether the client of any request that is kept wants log probabilities."""
         return any(entry.wants_logprobs for _, entry in chain(self.running(), self.ended()))
 
-    def register(self, register: Register) -> None:
-        """The output process hears of a request."""
+    def register(self, register: Register, body: Any = None, seed: int = 0) -> None:
+        """The output process hears of a request, which came with this body."""
         self._running[register.key] = LedgerEntry(
-            encode(register), len(register.prompt_token_ids), wants_logprobs=register.num_logprobs >= 0
+            encode(register),
+            len(register.prompt_token_ids),
+            wants_logprobs=register.num_logprobs >= 0,
+            body=body,
+            seed=seed,
         )
 
     def registered(self, key: int) -> bytes:
@@ -90,15 +102,18 @@ class OutputLedger:
 
     def admit(self, message: Admitted) -> None:
         """It hears that these got a slot."""
-        for key, num_cached_tokens in zip(message.keys, message.num_cached_tokens, strict=True):
+        for key, num_cached_tokens, num_preemptions in zip(
+            message.keys, message.num_cached_tokens, message.num_preemptions, strict=True
+        ):
             entry = self._running[key]
-            if not entry.num_admissions:
+            if not entry.is_admitted:
                 entry.num_cached_tokens, entry.admitted_ns = num_cached_tokens, message.sent_ns
-            entry.num_admissions += 1
+            entry.is_admitted, entry.num_preemptions = True, num_preemptions
 
-    def end(self, key: int, token_ids: NDArray[np.int32], finish: Finish | None = None) -> None:
+    def end(self, key: int, token_ids: NDArray[np.int32], finish: Finish | None = None, reason: str = "") -> None:
         """A request ended with these tokens, int32 [n], which are kept; `finish` if the tokens do not say so."""
         entry = self._running.pop(key)
+        entry.finish_reason = reason
         entry.token_ids, entry.finish = token_ids, finish
         (self._delivered if entry.is_delivered else self._ended)[key] = entry
         self._num_tokens += token_ids.size
@@ -121,7 +136,7 @@ class OutputLedger:
             return
         register = decode_from_frontend(entry.registered)
         assert isinstance(register, Register)
-        entry.registered = encode(_bare(register))
+        entry.registered, entry.body = encode(_bare(register)), None
         entry.finish, entry.is_condemned, entry.wants_logprobs = finish, True, False
         self._num_tokens -= entry.token_ids.size
         entry.token_ids = np.empty(0, np.int32)

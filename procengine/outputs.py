@@ -73,6 +73,7 @@ class CompletionOutput(msgspec.Struct, frozen=True):
         stop_reason: the stop string or the requested stop token that matched, else None.
         logprobs: one map a token, chosen token first, then the most likely ones; None where they were not asked for.
         tool_calls: what the model calls, in order; None where no tools were offered or the group reads no calls.
+        error: why the group aborted it (`timeout_s`), where it did.
     """
 
     index: int
@@ -82,6 +83,7 @@ class CompletionOutput(msgspec.Struct, frozen=True):
     stop_reason: int | str | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     tool_calls: list[ToolCall] | None = None
+    error: str | None = None
 
 
 class RequestOutput(msgspec.Struct, frozen=True):
@@ -112,7 +114,8 @@ class StreamDelta(msgspec.Struct, frozen=True):
 
     With output kind "cumulative" text, tokens and logprobs are all so far; with "final" there is one delta a choice.
     `prompt_logprobs` are in the first delta of choice 0, `metrics` in the last of each. `tool_calls` are additions to
-    calls, if there are any; `text` has what is no call, and comes before them.
+    calls, if there are any; `text` has what is no call, and comes before them. `error` says why the group aborted it,
+    if it did.
     """
 
     request_id: str
@@ -125,6 +128,7 @@ class StreamDelta(msgspec.Struct, frozen=True):
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     metrics: RequestMetrics | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    error: str | None = None
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True):
@@ -205,6 +209,7 @@ def stream_delta(delta: Delta, delivered_ns: int = 0, arrived_ns: int = 0) -> St
         logprobs=None if delta.logprobs is None else [_logprob_map(at) for at in delta.logprobs],
         prompt_logprobs=None if delta.prompt_logprobs is None else _prompt_logprob_maps(delta.prompt_logprobs),
         metrics=None if delta.times is None else request_metrics(delta.times, delivered_ns, arrived_ns),
+        error=delta.error,
     )
 
 
@@ -223,6 +228,7 @@ def _collect_choice(index: int, deltas: Sequence[Delta]) -> CompletionOutput:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         logprobs=[_logprob_map(at) for at in logprobs] if logprobs else None,
+        error=last.error,
     )
 
 

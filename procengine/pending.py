@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from typing import TypeAlias, TypeVar, cast
 
 from procengine.delta_cursor import DeltaCursor
@@ -110,4 +111,4 @@ class Pending:
     def raise_error(self) -> None:
         """Raise what ended this, if an error did. A new exception each time: several threads may raise the same one."""
         if self.error is not None:
-            raise type(self.error)(str(self.error))
+            raise copy(self.error)

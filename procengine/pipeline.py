@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
 from procengine.scheduler.counters import SchedulerCounters
 
-__all__ = ["AnyRequest", "Gauges", "MakePlanners", "NextPlan", "Pipeline", "PlannedStep", "Planner"]
+__all__ = ["AnyRequest", "Applied", "Gauges", "MakePlanners", "NextPlan", "Pipeline", "PlannedStep", "Planner"]
 
 
 class AnyRequest(Protocol):
@@ -28,6 +28,7 @@ class AnyRequest(Protocol):
     token_ids: NDArray[np.int32]  # prompt and confirmed output; stale while it has a slot
     is_finished: bool
     num_cached_tokens: int | None
+    num_preemptions: int
     num_worker_deaths: int
 
 
@@ -48,6 +49,21 @@ class Gauges(NamedTuple):
     num_waiting: int
     num_running: int
     num_free_blocks: int
+
+
+class Applied(NamedTuple):
+    """What a result brought.
+
+    Attributes:
+        ended: requests it ended, with their finish reasons.
+        num_tokens: that requests got by it; those of ended ones do not count.
+    """
+
+    ended: Sequence[tuple[AnyRequest, str]]
+    num_tokens: int
+
+
+_NOTHING = Applied((), 0)
 
 
 class Planner(Protocol):
@@ -123,11 +139,6 @@ class Pipeline:
         return sum(planner.num_unfinished for planner in self.planners.values())
 
     @property
-    def num_output_tokens(self) -> int:
-        """Tokens that running requests got since the counters were reset."""
-        return sum(planner.counters.output_tokens for planner in self._turn)
-
-    @property
     def gauges(self) -> Gauges:
         """How full it is, all workflows together."""
         each = [planner.gauges for planner in self.planners.values()]
@@ -171,12 +182,26 @@ class Pipeline:
         self.num_steps += 1
         return step
 
-    def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> list[tuple[AnyRequest, str]]:
-        """Take in a result; returns the requests that ended, with their finish reasons."""
+    def expects(self, header: StepResult | EmbedResult) -> bool:
+        """Whether `apply` can take this in: a result of the oldest step in flight, of its kind, or one of a worker that
+        is gone.
+        """
         if header.epoch != self.epoch:
-            return []  # of a worker that is gone
+            return header.epoch < self.epoch
+        if not self._in_flight:
+            return False
+        oldest = self._in_flight[0]
+        return header.step_id == oldest.step_id and oldest.planner is self.planners.get(header.workflow)
+
+    def apply(self, header: StepResult | EmbedResult, payload: NDArray[np.int32]) -> Applied:
+        """Take in a result."""
+        if header.epoch != self.epoch:
+            return _NOTHING  # of a worker that is gone
         oldest = self._in_flight[0]
         assert header.step_id == oldest.step_id, f"result of step {header.step_id}, expected {oldest.step_id}"
         if header.is_last:
             self._in_flight.popleft()
-        return oldest.planner.apply(oldest.sent, header, payload)
+        counters = oldest.planner.counters
+        num_before = counters.output_tokens
+        ended = oldest.planner.apply(oldest.sent, header, payload)
+        return Applied(ended, counters.output_tokens - num_before)

@@ -69,8 +69,9 @@ class Postprocessor(Protocol):
         result may have come before it."""
         ...
 
-    def admit(self, key: int, num_cached_tokens: int, sent_ns: int = 0) -> None:
-        """A request got a slot, with this much of its prompt in the cache, in a step sent then."""
+    def admit(self, key: int, num_cached_tokens: int, num_preemptions: int = 0, sent_ns: int = 0) -> None:
+        """A request got a slot, with this much of its prompt in the cache, in a step sent then, after so many
+        preemptions."""
         ...
 
     def take_result(self, header: Any, payload: NDArray[np.int32]) -> list[tuple[int, int]]:
@@ -91,6 +92,10 @@ class Postprocessor(Protocol):
 
     def keys_of_client(self, client: bytes) -> list[int]:
         """Running requests of one client."""
+        ...
+
+    def clients(self) -> Iterator[tuple[bytes, bool]]:
+        """The client of each running request, and whether that has had its first step."""
         ...
 
     def all_keys(self) -> list[int]:

@@ -30,5 +30,11 @@ class RecentClients:
         """It is gone."""
         self._clients.pop(client, None)
 
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __contains__(self, client: bytes) -> bool:
+        return client in self._clients
+
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._clients)

@@ -16,6 +16,7 @@ import msgspec
 from procengine.config import (
     ApiConfig,
     CacheConfig,
+    CrashConfig,
     Device,
     DType,
     EngineConfig,
@@ -36,7 +37,9 @@ from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
+from procengine.listen import resolve_listen
 from procengine.model_source import resolve_model
+from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
 from procengine.tokenizer_file import added_tokens
 from procengine.tool_calls.detect import detect_style, mentions_tools
@@ -46,6 +49,7 @@ __all__ = ["EngineArgs", "resolve"]
 _MAX_NAME_LENGTH = 40
 _CHUNK_TOKENS = 2048
 _GIB = 1 << 30
+_MAX_CLIENTS = 4096
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,6 +81,13 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     mock_step_ms: float = 0.0
     logits_processors: tuple[str, ...] = ()
     max_queued_requests: int = 8192
+    max_queued_tokens: int = 1 << 22
+    max_clients: int | None = None
+    max_client_requests: int | None = None
+    max_client_bytes: int = 64 << 20
+    max_unsent_bytes: int = 1 << 30
+    request_timeout: float | None = None
+    queue_timeout: float | None = None
     max_request_bytes: int = 4 << 20
     max_n: int = 128
     max_stop_strings: int = 16
@@ -105,6 +116,12 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     allowed_origins: tuple[str, ...] = ()
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
+    listen: str | None = None
+    curve_keys: str | None = None
+    crash_dir: str | None = None
+    crash_seconds: float = 30.0
+    crash_records: int = 8
+    redact_prompts: bool = False
 
 
 def resolve(args: EngineArgs) -> EngineConfig:
@@ -136,6 +153,8 @@ def resolve(args: EngineArgs) -> EngineConfig:
         profiling=ProfilingConfig(span_records=args.span_records),
         metrics=_metrics(args, group, api),
         api=api,
+        listen=resolve_listen(args.listen, args.curve_keys),
+        crash=_crash(args),
     )
 
 
@@ -154,6 +173,13 @@ def _check_ranges(args: EngineArgs) -> None:
         ("speculative_tokens", 0, 64),
         ("mock_step_ms", 0, 60_000),
         ("max_queued_requests", 1, None),
+        ("max_queued_tokens", 1, None),
+        ("max_clients", 1, 1 << 20),
+        ("max_client_requests", 1, None),
+        ("max_client_bytes", 1024, None),
+        ("max_unsent_bytes", 1024, None),
+        ("request_timeout", 0.001, 86_400),
+        ("queue_timeout", 0.001, 86_400),
         ("max_request_bytes", 1024, 1 << 30),
         ("max_n", 1, 1 << 16),
         ("max_stop_strings", 0, 1 << 16),
@@ -173,6 +199,8 @@ def _check_ranges(args: EngineArgs) -> None:
         ("metrics_port", 0, 65535),
         ("port", 0, 65535),
         ("api_workers", 1, 64),
+        ("crash_seconds", 0, 3600),
+        ("crash_records", 1, 10_000),
     ):
         value = getattr(args, field)
         if value is not None and not (low <= value and (high is None or value <= high)):
@@ -214,6 +242,13 @@ def _scheduler(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
 def _limits(args: EngineArgs) -> LimitsConfig:
     return LimitsConfig(
         max_queued_requests=args.max_queued_requests,
+        max_queued_tokens=args.max_queued_tokens,
+        max_clients=_max_clients(args.max_clients),
+        max_client_requests=args.max_client_requests or args.max_queued_requests,
+        max_client_bytes=args.max_client_bytes,
+        max_unsent_bytes=args.max_unsent_bytes,
+        request_timeout_s=args.request_timeout,
+        queue_timeout_s=args.queue_timeout,
         max_request_bytes=args.max_request_bytes,
         max_stop_strings=args.max_stop_strings,
         max_stop_bytes=args.max_stop_bytes,
@@ -225,6 +260,17 @@ def _limits(args: EngineArgs) -> LimitsConfig:
         max_grammar_bytes=args.max_grammar_bytes,
         grammar_timeout_s=args.grammar_timeout,
     )
+
+
+def _max_clients(asked: int | None) -> int:
+    """What was asked for, or the default, as far as this machine's limit of open files allows it."""
+    most = clients_within(hard_limit())
+    if asked is not None and asked > most:
+        raise ConfigError(
+            f"max_clients: {asked} clients need more files than a process may open here (`ulimit -Hn`: {hard_limit()}, "
+            f"enough for {most})"
+        )
+    return min(_MAX_CLIENTS, most) if asked is None else asked
 
 
 def _metrics(args: EngineArgs, group: GroupConfig, api: ApiConfig) -> MetricsConfig:
@@ -265,6 +311,11 @@ def _api(args: EngineArgs, model: ModelConfig) -> ApiConfig:
         ssl_certfile=args.ssl_certfile,
         ssl_keyfile=args.ssl_keyfile,
     )
+
+
+def _crash(args: EngineArgs) -> CrashConfig:
+    folder = procengine_home() / "crashes" if args.crash_dir is None else Path(args.crash_dir).expanduser()
+    return CrashConfig(str(folder.absolute()), args.crash_seconds, args.crash_records, args.redact_prompts)
 
 
 def _otlp_url(endpoint: str | None) -> str | None:

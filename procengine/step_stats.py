@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 __all__ = ["StepStats"]
 
 _RING = 1 << 16
+_FEW = 1 << 13
 
 
 class StepStats:
@@ -34,6 +35,8 @@ class StepStats:
         self._last_cpu_ns: int | None = None
         self._was_steady = False
         self._sent_ns: dict[tuple[int, int], tuple[int, bool]] = {}
+        self._percentiles: dict[str, dict[str, float | None]] = {}
+        self._num_in_percentiles = 0
 
     def step_sent(self, rank: int, step_id: int, is_steady: bool, cpu_ns: int, now_ns: int) -> None:
         """A step went out; `cpu_ns` is the CPU time of the whole process so far."""
@@ -64,16 +67,29 @@ class StepStats:
         self._sent_ns = {step: sent for step, sent in self._sent_ns.items() if step[0] != rank}
 
     def values(self, num_workers: int) -> dict[str, Any]:
-        """Percentiles (microseconds) and shares."""
-        num_sampled = min(self._num_steps, _RING)
-        cpu_ns, is_steady = self._cpu_ns[:num_sampled], self._is_steady[:num_sampled]
+        """Percentiles (microseconds) and shares.
+
+        Percentiles of many samples are those of the last call until there is some news: they take milliseconds, and
+        whoever asks for the other values again and again shall not hold up the steps.
+        """
+        num_samples = self._num_steps + self._num_round_trips
+        num_new = num_samples - self._num_in_percentiles
+        if not self._percentiles or num_new > (0 if num_samples < _FEW else _FEW // 64):
+            self._percentiles, self._num_in_percentiles = self._new_percentiles(), num_samples
         wall_ns = self._last_result_ns - self._first_sent_ns
         return {
             "num_steps": self._num_steps + (self._last_cpu_ns is not None),
+            **self._percentiles,
+            "worker_busy_share": self._busy_ns / (wall_ns * num_workers) if wall_ns > 0 else 0.0,
+        }
+
+    def _new_percentiles(self) -> dict[str, dict[str, float | None]]:
+        num_sampled = min(self._num_steps, _RING)
+        cpu_ns, is_steady = self._cpu_ns[:num_sampled], self._is_steady[:num_sampled]
+        return {
             "frontend_us_per_step": _percentiles_us(cpu_ns),
             "frontend_us_per_steady_step": _percentiles_us(cpu_ns[is_steady]),
             "round_trip_us": _percentiles_us(self._round_trip_ns[: min(self._num_round_trips, _RING)]),
-            "worker_busy_share": self._busy_ns / (wall_ns * num_workers) if wall_ns > 0 else 0.0,
         }
 
 

@@ -10,6 +10,7 @@ until that is here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import repeat
 
 import numpy as np
@@ -62,11 +63,11 @@ class TextOutputs:
         self._newest_key = max(self._newest_key, message.key)
         return self._take_early_again()
 
-    def admit(self, key: int, num_cached_tokens: int, sent_ns: int = 0) -> None:
+    def admit(self, key: int, num_cached_tokens: int, num_preemptions: int = 0, sent_ns: int = 0) -> None:
         """A request got a slot; say in its first delta how much of the prompt was cached."""
         choice = self._choices.get(key)
         if choice is not None:
-            choice.admit(num_cached_tokens, sent_ns)
+            choice.admit(num_cached_tokens, num_preemptions, sent_ns)
 
     def take_result(self, header: StepResult, payload: Int32s) -> list[tuple[int, int]]:
         """Take in one forward pass's tokens. Returns (key, position) of each gap found."""
@@ -191,6 +192,10 @@ class TextOutputs:
     def keys_of_client(self, client: bytes) -> list[int]:
         """Running requests of one client."""
         return [key for key, choice in self._choices.items() if choice.register.client == client]
+
+    def clients(self) -> Iterator[tuple[bytes, bool]]:
+        """The client of each running request, and whether that has had its first step."""
+        return ((choice.register.client, choice.is_admitted) for choice in self._choices.values())
 
     def all_keys(self) -> list[int]:
         """Running requests."""

@@ -35,6 +35,7 @@ from procengine.messages import (
     Query,
     RetireWorker,
     Shutdown,
+    TakeRecord,
     Welcome,
     WorkerLost,
     decode_from_supervisor,
@@ -87,7 +88,9 @@ class Api:
                 self._end(error)
             case Leave(timeout_s):
                 self._stop(timeout_s)
-            case WorkerLost() | RetireWorker() | OutputLost() | FrontendLost():  # these are the business of others
+            case (
+                WorkerLost() | RetireWorker() | OutputLost() | FrontendLost() | TakeRecord()
+            ):  # these are the business of others
                 pass
 
     def _end(self, error: str | None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
 from collections.abc import Callable
 
@@ -15,30 +16,34 @@ import zmq
 
 from procengine import ipc
 from procengine.child import Child, run_child, run_loop
+from procengine.crash.kept import recorded_request
+from procengine.crash.record import encode_requests
 from procengine.engine import Engine
+from procengine.errors import ProtocolError
+from procengine.frame_checks import read_message, read_result
 from procengine.messages import (
     ChildStats,
     ClientGone,
     Delivered,
     Drain,
     Drained,
+    FromChild,
     FrontendLost,
     Leave,
     OutputLost,
     Query,
+    RecordedRequests,
     Resume,
     Resync,
     RetireWorker,
     Shutdown,
     Stays,
+    TakeRecord,
     TextStop,
-    WorkerHung,
     WorkerLost,
     WorkerReady,
-    WorkerRetired,
     decode_from_output,
     decode_from_supervisor,
-    decode_from_worker,
     encode,
 )
 from procengine.numbering import epoch_of, first_number
@@ -48,6 +53,7 @@ from procengine.procs.output_link import OutputLink
 from procengine.procs.step_pump import StepPump
 from procengine.procs.worker_links import WorkerLinks
 from procengine.scheduler.limits import SchedulerLimits
+from procengine.stray_frames import StrayFrames
 from procengine.workflows.parts import FrontendParts, load_frontend_parts
 from procengine.workflows.prompt import ModelFacts
 
@@ -63,6 +69,7 @@ class Frontend:
         self._on_end = on_end
         self._parts = {name: load_frontend_parts(name) for name in child.config.model.workflows}
         self._spans = child.spans.writer("loop")
+        self._strays = StrayFrames("frontend")
         self._ready_by_rank: dict[int, WorkerReady] = {}
         self._engine: Engine | None = None  # these two exist once all workers have said how many blocks they hold
         self._steps: StepPump | None = None
@@ -71,7 +78,7 @@ class Frontend:
         self._stay: asyncio.TimerHandle | None = None  # while it is to leave: when it gives up
         self._to_workers = WorkerLinks(child)
         self._to_output = OutputLink(child)
-        self._door = ClientDoor(child, loop, self._parts, self._to_output, self._spans, self._pump)
+        self._door = ClientDoor(child, loop, self._parts, self._to_output, self._spans, self._pump, self._strays)
         results = ipc.bind(child.context, zmq.PULL, child.endpoint("results"))
         from_output = ipc.bind(child.context, zmq.PULL, child.endpoint("feedback"))
         self._results = ipc.SocketReader(loop, results, self._on_result, self._pump)
@@ -86,6 +93,7 @@ class Frontend:
         for retired in self._steps.take_retired():
             self._tell_supervisor(retired)
         self._steps.pump()
+        self._door.settle()
         if self._is_all_delivered:
             self._on_all_delivered()
 
@@ -111,11 +119,19 @@ class Frontend:
 
     def _on_result(self, frames: list[bytes]) -> None:
         received_ns = time.monotonic_ns()
-        header = decode_from_worker(frames[0])
-        if isinstance(header, WorkerReady):
+        try:
+            header = read_result(frames)
+        except ProtocolError as error:
+            self._strays.drop("results", error)
+            return
+        if not 0 <= header.rank < self._child.config.worker.num_workers:
+            self._strays.drop("results", f"there is no worker {header.rank}")
+        elif isinstance(header, WorkerReady):
             self._on_worker_ready(header)
         elif epoch_of(header.step_id) == self._child.epoch:  # else of a step that our predecessor sent
-            assert self._steps is not None
+            if self._steps is None or not self._steps.expects(header):
+                self._strays.drop("results", f"nobody waits for a result of step {header.step_id}")
+                return
             self._steps.take_result(header, frames, received_ns)
 
     def _on_worker_ready(self, ready: WorkerReady) -> None:
@@ -152,7 +168,12 @@ class Frontend:
     def _on_feedback(self, frames: list[bytes]) -> None:
         if self._engine is None:
             return  # about requests of our predecessor
-        match decode_from_output(frames[0]):
+        try:
+            message = read_message(frames, decode_from_output)
+        except ProtocolError as error:
+            self._strays.drop("feedback", error)
+            return
+        match message:
             case TextStop(key):
                 self._engine.end(key, "stop")
             case ClientGone(client):
@@ -190,6 +211,8 @@ class Frontend:
                 self._on_output_lost(epoch, key)
             case FrontendLost():
                 pass  # before us
+            case TakeRecord(record_id):
+                self._tell_supervisor(RecordedRequests(record_id, self._recorded_requests()))
             case RetireWorker() as message:
                 if self._steps is not None:
                     self._steps.retire_worker(message)
@@ -217,9 +240,14 @@ class Frontend:
             self._door.go_on()
             self._pump()
 
-    def _tell_supervisor(self, message: ChildStats | Drained | Stays | WorkerHung | WorkerRetired) -> None:
+    def _tell_supervisor(self, message: FromChild) -> None:
         self._child.control.send(encode(message))
         self._control.poke()
+
+    def _recorded_requests(self) -> bytes:
+        key = secrets.token_bytes(32) if self._child.config.crash.redact_prompts else None
+        kept = self._engine.kept_requests() if self._engine is not None else iter(())
+        return encode_requests((recorded_request(*one) for one in kept if one[1].body is not None), key)
 
     def _abort_all(self) -> None:
         if self._engine is not None:

@@ -34,6 +34,7 @@ from procengine.messages import (
     RetireWorker,
     Shutdown,
     Status,
+    TakeRecord,
     WorkerLost,
     decode_from_supervisor,
     decode_status,
@@ -186,7 +187,7 @@ def _obey(child: Child) -> bool:
             child.control.send(encode(ChildStats(query_id, "ready", 0)))
         case Shutdown():
             return False
-        case Drain() | Leave() | WorkerLost() | RetireWorker() | OutputLost() | FrontendLost():
+        case Drain() | Leave() | WorkerLost() | RetireWorker() | OutputLost() | FrontendLost() | TakeRecord():
             pass  # these are the business of others
     return True
 

@@ -3,8 +3,8 @@
 Wiring only: it moves messages between sockets and the pure parts. It takes in all results that wait before it makes one
 message a client of them, so that a burst costs one message and not many.
 
-One that takes the place of a dead one first hears from the frontend all that there is (up to `Resume`), and keeps what
-clients are to get until they have reconnected (`HeldItems`).
+One that takes the place of a dead one first hears from the frontend all that there is (up to `Resume`). How clients are
+sent what they are to get is `ClientSender`'s business.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ import zmq
 
 from procengine import ipc
 from procengine.child import Child, run_child, run_loop
-from procengine.errors import EngineDeadError
-from procengine.held_items import HeldItems
+from procengine.errors import EngineDeadError, ProtocolError
+from procengine.frame_checks import read_message, read_result
 from procengine.messages import (
-    PROTOCOL_VERSION,
-    UNREADABLE,
     Admitted,
-    Attached,
     ChildStats,
     ClientGone,
     Delivered,
@@ -38,7 +35,6 @@ from procengine.messages import (
     Leave,
     Lost,
     OutputLost,
-    Outputs,
     Query,
     Register,
     Rejected,
@@ -47,19 +43,20 @@ from procengine.messages import (
     Resync,
     RetireWorker,
     Shutdown,
+    TakeRecord,
     TextStop,
     WorkerLost,
     WorkerReady,
     decode_from_frontend,
-    decode_from_output_peer,
     decode_from_supervisor,
-    decode_from_worker,
     encode,
 )
 from procengine.numbering import epoch_of, first_number
 from procengine.postprocessor import Item, NoteKey, Postprocessor, TakenItems
+from procengine.procs.client_sender import ClientSender
 from procengine.profiling.records import FINISH_CODES, RecordKind
 from procengine.profiling.span_ring import NOBODY
+from procengine.stray_frames import StrayFrames
 from procengine.tokenizer import Tokenizer
 from procengine.workflows import WORKFLOWS, load_part
 
@@ -69,9 +66,6 @@ __all__ = ["main"]
 _RESULT_TAKEN = int(RecordKind.RESULT_TAKEN)
 _FLUSHED = int(RecordKind.FLUSHED)
 _REQUEST_DONE = int(RecordKind.REQUEST_DONE)
-_HOLD_S = 10.0  # a client that has not come back by then is gone
-_HOLD_AT_END_S = 2.0
-_RETRY_S = 0.03
 _NICENESS = 10  # when cores are scarce, text may be late; the loop that feeds the device may not
 
 
@@ -84,6 +78,7 @@ class Output:
         self._on_end = on_end
         self._is_ending = False
         self._spans = child.spans.writer("loop")
+        self._strays = StrayFrames("output")
         self._received_ns = 0  # the newest result
         self._num_flushes = 0
         tokenizer = Tokenizer.load(child.config.model.tokenizer_path)
@@ -96,16 +91,15 @@ class Output:
         if child.epoch:
             loop.call_later(child.config.group.restart_window_s, self._stop_noting)
         self._last_items = TakenItems()  # of requests that were ended from outside
-        self._held = HeldItems(time.monotonic() + _HOLD_S if child.epoch else 0.0)
-        self._retry: asyncio.TimerHandle | None = None
         context = child.context
-        self._client_socket = ipc.bind(context, zmq.ROUTER, child.endpoint("output"))
+        self._clients = ClientSender(
+            child, loop, self._spans, self._strays, self._drop_client, self._waiting_clients, self._on_late_delivery
+        )
         self._to_frontend = ipc.connect(context, zmq.PUSH, child.endpoint("feedback"))
         from_frontend = ipc.bind(context, zmq.PULL, child.endpoint("register"))
         self._result_socket = ipc.bind(context, zmq.PULL, child.endpoint("text"))
         self._results: ipc.SocketReader | None = None
         self._registers = ipc.SocketReader(loop, from_frontend, self._on_frontend, self._flush)
-        self._clients = ipc.SocketReader(loop, self._client_socket, self._on_client)
         self._control = ipc.SocketReader(loop, child.control, self._on_control)
         if not child.epoch:
             self._take_results()
@@ -121,9 +115,13 @@ class Output:
 
     def _on_frontend(self, frames: list[bytes]) -> None:
         if len(frames) > 1:  # of a worker that has died, perhaps before it could send it here too
-            self._take_result(frames)
+            self._take_result(frames, "register")
             return
-        message = decode_from_frontend(frames[0])
+        try:
+            message = read_message(frames, decode_from_frontend)
+        except ProtocolError as error:
+            self._strays.drop("register", error)
+            return
         if self._note_key is None or not isinstance(message, Register | Finish | Replay):
             self._take_message(message)
             return
@@ -136,16 +134,12 @@ class Output:
 
     def _take_message(self, message: FromFrontend) -> None:
         match message:
-            case Register(key, client, request_id) if key < self._first_key:
-                self._tell_lost(epoch_of(key), {client: [request_id]}, "the frontend died")
-            case Register(workflow=workflow) as register:
-                self._ask_for(self._postprocessors[workflow].register(register))
-            case Admitted(keys, num_cached_tokens, sent_ns):
-                for key, count in zip(keys, num_cached_tokens, strict=True):
-                    for postprocessor in self._postprocessors.values():
-                        postprocessor.admit(key, count, sent_ns)
-            case Finish(key, finish_reason, error):
-                self._finish(key, finish_reason, error)
+            case Register():
+                self._register(message)
+            case Admitted():
+                self._admit(message)
+            case Finish() as finish:
+                self._finish(finish)
             case Replay(key, position, token_ids):
                 for postprocessor in self._postprocessors.values():
                     self._ask_for(postprocessor.replay(key, position, token_ids))
@@ -153,13 +147,36 @@ class Output:
                 if epoch == self._child.epoch and self._results is None:
                     self._take_results()
 
+    def _register(self, register: Register) -> None:
+        postprocessor = self._postprocessors.get(register.workflow)
+        if register.key < self._first_key:
+            self._tell_lost(epoch_of(register.key), {register.client: [register.request_id]}, "the frontend died")
+        elif postprocessor is None:
+            self._strays.drop("register", f"there is no workflow {register.workflow!r:.40}")
+        else:
+            self._ask_for(postprocessor.register(register))
+
+    def _admit(self, admitted: Admitted) -> None:
+        keys, num_cached_tokens = admitted.keys, admitted.num_cached_tokens
+        num_preemptions = admitted.num_preemptions or (0,) * len(keys)
+        if not len(keys) == len(num_cached_tokens) == len(num_preemptions):
+            self._strays.drop("register", "an Admitted whose lists differ in length")
+            return
+        for admission in zip(keys, num_cached_tokens, num_preemptions, strict=True):
+            for postprocessor in self._postprocessors.values():
+                postprocessor.admit(*admission, admitted.sent_ns)
+
     def _on_result(self, frames: list[bytes]) -> None:
         self._registers.drain()  # what the frontend said before it sent this step is here, but maybe not taken in
-        self._take_result(frames)
+        self._take_result(frames, "text")
 
-    def _take_result(self, frames: list[bytes]) -> None:
+    def _take_result(self, frames: list[bytes], socket: str) -> None:
         self._received_ns = received_ns = time.monotonic_ns()
-        header = decode_from_worker(frames[0])
+        try:
+            header = read_result(frames)
+        except ProtocolError as error:
+            self._strays.drop(socket, error)
+            return
         if isinstance(header, WorkerReady):
             return
         decoded_ns = time.monotonic_ns()
@@ -193,20 +210,17 @@ class Output:
             self._to_frontend.send(encode(TextStop(key)))
         if items.items_by_client or items.ended:
             self._deliver(items, started_ns)
-        if self._is_ending and not self._num_unfinished and not self._held.clients:
+        if self._is_ending and not self._num_unfinished and not self._clients.has_unsent:
             self._on_end()
 
     def _deliver(self, items: TakenItems, started_ns: int) -> None:
         detokenized_ns = time.monotonic_ns()
-        num_items = 0
-        for client, new in items.items_by_client.items():
-            num_items += len(new)
-            if not self._held.add(client, new) and not self._send(client, Outputs(new, detokenized_ns)):
-                self._hold_or_drop(client, new)
-        self._clients.poke()
-        held_keys = self._held.ended_keys()
-        self._report_delivered([ended.key for ended in items.ended if ended.key not in held_keys])
+        self._clients.deliver(items.items_by_client, detokenized_ns)
+        if items.ended:
+            held_keys = self._clients.held_keys()
+            self._report_delivered([ended.key for ended in items.ended if ended.key not in held_keys])
         delivered_ns = time.monotonic_ns()
+        num_items = sum(map(len, items.items_by_client.values()))
         num_clients = len(items.items_by_client)
         self._spans.record(
             _FLUSHED, self._num_flushes, started_ns, detokenized_ns, delivered_ns, num_items, num_clients
@@ -227,51 +241,42 @@ class Output:
                 FINISH_CODES.index(ended.finish_reason),
             )
 
-    def _send(self, client: bytes, outputs: Outputs) -> bool:
-        return ipc.send_routed(self._client_socket, client, encode(outputs))
-
     def _report_delivered(self, keys: Collection[int]) -> None:
         """Nobody waits for the ends of these any more."""
         if keys:
             self._to_frontend.send(encode(Delivered(list(keys))))
 
-    # --- clients that have not reconnected to us since our predecessor died
-
-    def _hold_or_drop(self, client: bytes, items: list[Item]) -> None:
-        if not self._held.hold(client, items, time.monotonic()):
-            self._drop_client(client)
-        elif self._retry is None:
-            self._retry = self._loop.call_later(_RETRY_S, self._send_held)
-
-    def _send_held(self) -> None:
-        self._retry = None
-        held_keys, sent_ns = self._held.ended_keys(), time.monotonic_ns()
-        for client, items in list(self._held.clients.items()):
-            if self._send(client, Outputs(items, sent_ns)):
-                del self._held.clients[client]
-        for client in self._held.take_late(time.monotonic()):
-            self._drop_client(client)
-        if self._held.clients:
-            self._retry = self._loop.call_later(_RETRY_S, self._send_held)
-        self._clients.poke()
-        self._report_delivered(held_keys - self._held.ended_keys())
+    def _on_late_delivery(self, keys: set[int]) -> None:
+        self._report_delivered(keys)
         self._flush()  # they may have been what our end waited for
 
-    def _finish(self, key: int, finish_reason: str, error: str | None) -> None:
+    def _finish(self, finish: Finish) -> None:
         for postprocessor in self._postprocessors.values():
-            ended = postprocessor.finish(key, finish_reason, error)
-            if ended is not None:
+            ended = postprocessor.finish(finish.key, finish.finish_reason, finish.error)
+            if ended is not None and not finish.is_told:
                 client, items = ended
                 for item in items:
                     self._last_items.add(client, item)
 
-    def _drop_client(self, client: bytes) -> None:
+    def _drop_client(self, client: bytes, ended_keys: set[int]) -> int:
+        """It cannot be told anything any more, the ends of those requests included."""
+        self._report_delivered(ended_keys)
+        num_requests = 0
         for postprocessor in self._postprocessors.values():
             keys = postprocessor.keys_of_client(client)
             for key in keys:
                 postprocessor.finish(key, "abort")
-            self._report_delivered(keys)  # nobody is left to be told
+            self._report_delivered(keys)
+            num_requests += len(keys)
         self._to_frontend.send(encode(ClientGone(client)))
+        return num_requests
+
+    def _waiting_clients(self) -> set[bytes]:
+        waiting, started = set[bytes](), set[bytes]()
+        for postprocessor in self._postprocessors.values():
+            for client, has_started in postprocessor.clients():
+                (started if has_started else waiting).add(client)
+        return waiting - started
 
     def _on_frontend_lost(self, epoch: int, end: str) -> None:
         """Its requests are lost, but for those whose ends are here; their clients are told so."""
@@ -299,16 +304,7 @@ class Output:
         """A client that cannot be reached now hears of it from the next frontend."""
         text = f"{end}; requests that were running are lost, others can be sent again"
         for client, request_ids in ids_by_client.items():
-            ipc.send_routed(self._client_socket, client, encode(Lost(epoch, list(request_ids), text)))
-        self._clients.poke()
-
-    def _on_client(self, frames: list[bytes]) -> None:
-        try:
-            decode_from_output_peer(frames[-1])
-        except UNREADABLE:
-            return  # not of this protocol: whoever it is has no requests here
-        ipc.send_routed(self._client_socket, frames[0], encode(Attached(PROTOCOL_VERSION)))
-        self._clients.poke()
+            self._clients.say(client, Lost(epoch, list(request_ids), text))
 
     def _on_control(self, frames: list[bytes]) -> None:
         match decode_from_supervisor(frames[0]):
@@ -321,10 +317,10 @@ class Output:
                     self._on_end()
                     return
                 self._is_ending = True
-                self._held.shorten(time.monotonic() + _HOLD_AT_END_S)
+                self._clients.shorten()
                 self._flush()  # results may still be on their way: the last one ends us
             case Drain():
-                self._held.shorten(time.monotonic() + _HOLD_AT_END_S)
+                self._clients.shorten()
             case FrontendLost(epoch, end):
                 self._on_frontend_lost(epoch, end)
             case Leave():
@@ -333,7 +329,7 @@ class Output:
                     self._results.drain()
                 self._flush()
                 self._on_end()
-            case WorkerLost() | OutputLost() | RetireWorker():  # these are the frontend's business
+            case WorkerLost() | OutputLost() | RetireWorker() | TakeRecord():  # these are the frontend's business
                 pass
 
     def _end_all(self, error: str) -> None:
@@ -345,7 +341,7 @@ class Output:
                 if ended is not None:
                     clients.add(ended[0])
         for client in clients:
-            ipc.send_routed(self._client_socket, client, encode(Rejected("", EngineDeadError.code, error)))
+            self._clients.say(client, Rejected("", EngineDeadError.code, error))
 
 
 def main(child: Child) -> None:

@@ -71,6 +71,10 @@ class StepPump:
         for finish in self._engine.end_failed():
             self._to_output.send(finish)
 
+    def expects(self, header: StepResult | EmbedResult) -> bool:
+        """Whether this is the next result of its worker, or one of a worker that is gone, which does no harm."""
+        return self._engine.pipelines[header.rank].expects(header)
+
     def take_result(self, header: StepResult | EmbedResult, frames: list[bytes], received_ns: int) -> None:
         """What a worker sent, received then."""
         decoded_ns = time.monotonic_ns()
@@ -79,10 +83,7 @@ class StepPump:
         self._recent_results.add(header.rank, frames[0], frames[1])
         if received_ns < self._shows_results_until_ns:
             self._to_output.send_result((frames[0], frames[1]))
-        pipeline = self._engine.pipelines[header.rank]
-        num_tokens = -pipeline.num_output_tokens
-        num_finished = self._engine.apply(header, np.frombuffer(frames[1], np.int32))
-        num_tokens += pipeline.num_output_tokens
+        applied = self._engine.apply(header, np.frombuffer(frames[1], np.int32))
         self._spans.record(
             _RESULT_APPLIED,
             header.step_id,
@@ -93,8 +94,8 @@ class StepPump:
             decoded_ns,
             time.monotonic_ns(),
             header.num_rows,
-            num_finished,
-            num_tokens,
+            len(applied.ended),
+            applied.num_tokens,
         )
 
     def lose_worker(self, rank: int, epoch: int) -> None:
@@ -215,6 +216,7 @@ class StepPump:
                 step.header.step_id,
                 now_ns,
                 request.num_cached_tokens or 0,
+                request.num_preemptions,
             )
 
     def _watch_workers(self) -> None:

@@ -25,11 +25,15 @@ import zmq
 from procengine import ipc
 from procengine.child_process import ChildProcess, write_log, write_to
 from procengine.children import Children
+from procengine.client_listeners import ClientListeners
 from procengine.config import EngineConfig
+from procengine.crash.writer import CrashWriter
 from procengine.errors import ConfigError, ProcengineError
 from procengine.group_description import describe_group
 from procengine.group_listeners import GroupListeners
 from procengine.group_status import GroupStatus
+from procengine.hung_children import HungChildren
+from procengine.liveness import LIVENESS_QUERY
 from procengine.messages import (
     UNREADABLE,
     ChildStats,
@@ -38,14 +42,17 @@ from procengine.messages import (
     Ended,
     EndGroup,
     Failed,
+    FromAsker,
     FromChild,
     GetStatus,
     Ready,
+    RecordedRequests,
     Restart,
     Shutdown,
     Stays,
     WorkerHung,
     WorkerRetired,
+    WriteRecord,
     decode_from_control_peer,
     encode,
 )
@@ -53,6 +60,7 @@ from procengine.paths import socket_path
 from procengine.poll_loop import PollLoop, Timer, signals_as_descriptor
 from procengine.restarts import Restarts
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
+from procengine.stray_frames import StrayFrames
 
 __all__ = ["main", "run_group"]
 
@@ -60,7 +68,6 @@ _STDOUT = 1
 _STOP_GRACE_S = 5.0
 _STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
-_DUMP_S = 0.5  # for a hung child to write its stacks
 _OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
 _LAST_ROLES = ("frontend", "worker", "metrics", "api")  # to end when the output process has sent its last texts
 _WHAT_GOES_ON = {
@@ -80,20 +87,25 @@ class Supervisor:
         self._run_dir = run_dir
         self._launcher_fd = launcher_fd
         self._signal_fd = signal_fd
+        self._strays = StrayFrames("supervisor")
         self._state = "starting"
         self._started_s = time.monotonic()
         self._error: str | None = None
         self._facts: dict[str, dict[str, int | float | str]] = {}
         self._drained = Drained()
         self._end_askers: list[bytes] = []
+        self._clients = ClientListeners(config)
+        config = self._config = self._clients.config
         self._listeners = GroupListeners(config)
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
-        self._children = Children(config, self._control, self._listeners)
+        self._children = Children(config, self._control, self._clients.fds | self._listeners.fds)
         self._status = GroupStatus(config, self._children, self._control, self._started_s)
         self._restarts = Restarts(config.group, self._children, self._control)
         self._status_timer = Timer(0.0, self._answer_status)
         self._loop = PollLoop()
+        self._hung = HungChildren(self._children, self._loop, config.group.step_timeout_s)
+        self._crashes = CrashWriter(config, self._children, self._control, self._loop)
         self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
         self._watch_everything()
 
@@ -104,7 +116,9 @@ class Supervisor:
                 self._loop.run_once()
         finally:
             self._listeners.close_all()
+            self._clients.close()
             self._children.kill_all()
+            self._crashes.close()
             error = self._error and self._error.split("\n", 1)[0]
             ended = Ended(self._drained.num_finished, self._drained.num_aborted, error)
             for asker in self._end_askers:
@@ -138,6 +152,7 @@ class Supervisor:
                 return
             self._state = "ready"
             self._deadline.cancel()
+            self._hung.watch()
             _say({"event": "ready", **description})
         elif child.epoch:
             self._restarts.tell_news(child)
@@ -151,6 +166,7 @@ class Supervisor:
     def _describe(self) -> dict[str, Any]:
         is_private = self._launcher_fd is not None
         return {
+            **({"tcp": self._clients.endpoint} if self._clients.endpoint else {}),
             **describe_group(self._config, self._children, self._facts, self._listeners.urls, is_private=is_private),
             "ready_s": round(time.monotonic() - self._started_s, 2),
         }
@@ -163,15 +179,18 @@ class Supervisor:
             identity, data = frames[0], frames[-1]
             try:
                 message = decode_from_control_peer(data)
-            except UNREADABLE:
-                continue  # not of this protocol; no child of ours sends such a thing
-            if isinstance(message, GetStatus | Restart | EndGroup):
+            except UNREADABLE as error:
+                self._strays.drop("control", error, identity)
+                continue
+            if isinstance(message, FromAsker):
                 self._on_asked(identity, message)
             else:
                 self._on_child(identity, message)
 
-    def _on_asked(self, asker: bytes, message: GetStatus | Restart | EndGroup) -> None:
+    def _on_asked(self, asker: bytes, message: FromAsker) -> None:
         match message:
+            case WriteRecord():
+                self._crashes.on_demand(asker)
             case GetStatus():
                 self._on_status_asked(asker)
             case Restart(name, timeout_s):
@@ -183,25 +202,34 @@ class Supervisor:
                 self._end_by_request(timeout_s)
 
     def _on_child(self, identity: bytes, message: FromChild) -> None:
+        sender = next((child for child in self._children if child.identity == identity), None)
         match message:
-            case Ready(role, rank) if child := self._children.find(role, rank):
-                self._on_ready(child, message)
-            case Failed(role, rank, text, _) if child := self._children.find(role, rank):
-                child.failure = text
-            case Ready() | Failed():
-                pass  # of nobody we know
+            case Failed(role, rank, text, _):  # over a socket without a name, see `child`
+                if child := self._children.find(role, rank):
+                    child.failure = text
+            case _ if sender is None:
+                self._strays.drop("control", f"a {type(message).__name__} of no child", identity)
+            case Ready():
+                self._on_ready(sender, message)
             case Drained():
                 self._drained = message
                 self._stop()
             case WorkerHung(rank, epoch):
-                self._on_hang(rank, epoch)
+                self._hung.end_worker(rank, epoch)
             case WorkerRetired(rank, epoch):
                 self._restarts.end_worker(rank, epoch)
             case Stays(num_unfinished):
                 self._restarts.refuse("frontend", f"{num_unfinished} requests did not finish in time")
+            case RecordedRequests():
+                self._crashes.take(message)
             case ChildStats():
-                if self._status.take(identity, message):
-                    self._answer_status()
+                self._on_stats(identity, message)
+
+    def _on_stats(self, identity: bytes, stats: ChildStats) -> None:
+        if stats.query_id == LIVENESS_QUERY:
+            self._hung.take_answer(identity)
+        elif self._status.take(identity, stats):
+            self._answer_status()
 
     def _on_status_asked(self, asker: bytes) -> None:
         if not self._status.is_asking:
@@ -265,25 +293,16 @@ class Supervisor:
 
     # --- restarts
 
-    def _on_hang(self, rank: int, epoch: int) -> None:
-        """It is asked where it hangs, and then killed: what follows is a death like any other."""
-        child = self._children.find("worker", rank)
-        if child is None or child.epoch != epoch or not child.is_alive:
-            return
-        timeout_s = self._config.group.step_timeout_s
-        write_log(
-            f"procengine: {child.name} (pid {child.pid}) has made no progress for {timeout_s:g} s; its threads:\n"
-        )
-        child.dump_stacks()
-        self._loop.call_at(time.monotonic() + _DUMP_S, child.kill)  # its pidfd says so to `_on_death`
-
     def _plan_restart(self, child: ChildProcess) -> None:
         """It died."""
         delay_s = self._restarts.delay_s(child, time.monotonic())
         if delay_s is None:
             self._give_up(child, self._restarts.describe_last(child))
         else:
-            self._lose(child, child.describe_end(), delay_s)
+            end = child.describe_end()
+            self._lose(child, end, delay_s)
+            if child.role not in _OPTIONAL_ROLES:
+                self._crashes.on_death(end)
 
     def _lose(self, child: ChildProcess, end: str, delay_s: float) -> None:
         """The group goes on without it until its successor is ready."""
@@ -293,6 +312,7 @@ class Supervisor:
 
     def _give_up(self, child: ChildProcess, end: str) -> None:
         if child.role not in _OPTIONAL_ROLES:
+            self._crashes.on_death(end)
             self._fail(end)
             return
         write_log(f"procengine: {end}\nprocengine: the group goes on without {child.name}\n")
@@ -307,6 +327,7 @@ class Supervisor:
         self._loop.call_at(child.started_s + self._config.group.start_timeout_s, lambda: self._kill_if_late(child))
 
     def _kill_if_late(self, child: ChildProcess) -> None:
+        """A successor that hangs in its start is replaced like one that has died there."""
         if not child.is_ready and child.is_alive:
             timeout_s = self._config.group.start_timeout_s
             write_log(f"procengine: {child.name} (pid {child.pid}) did not become ready within {timeout_s:g} s\n")
@@ -323,6 +344,7 @@ class Supervisor:
     def _stop(self, error: str | None = None) -> None:
         """Tell everybody to end; what does not within the grace time is killed."""
         self._state = "stopping"
+        self._hung.stop()
         self._set_deadline(_STOP_GRACE_S)
         output = self._children.find("output")
         if error:

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from procengine import ipc
 from procengine.child import Child, run_child
 from procengine.config import EngineConfig
+from procengine.errors import ProtocolError
+from procengine.frame_checks import read_step
 from procengine.messages import (
     Begin,
     ChildStats,
@@ -31,13 +33,13 @@ from procengine.messages import (
     StepInput,
     WorkerReady,
     decode_from_supervisor,
-    decode_step,
     encode,
 )
 from procengine.numbering import epoch_of
 from procengine.profiling.records import RecordKind
 from procengine.profiling.span_ring import SpanWriter
 from procengine.step_output import EmbedOutput, StepOutput, WorkerIdentity
+from procengine.stray_frames import StrayFrames
 
 __all__ = ["main"]
 
@@ -134,19 +136,28 @@ def _device_loop(
 
 def _receive_steps(socket: zmq.Socket[bytes], steps: queue.SimpleQueue[Step | Begin | None], epoch: int) -> None:
     """What was sent to a worker that is gone, or by a frontend that is, goes no further: it may come late."""
-    frontend_epoch = 0
+    frontend_epoch, next_id = 0, -1  # of steps; -1 is any
+    strays = StrayFrames("worker")
     while True:
         frames = socket.recv_multipart()
         received_ns = time.monotonic_ns()
-        header = decode_step(frames[0])
+        try:
+            header = read_step(frames)
+        except ProtocolError as error:
+            strays.drop("steps", error)
+            continue
         if isinstance(header, Begin):
             if header.epoch >= frontend_epoch:
-                frontend_epoch = header.epoch
+                frontend_epoch, next_id = header.epoch, -1
                 steps.put(header)
             continue
-        payload = np.frombuffer(frames[1], np.int32)
-        if header.epoch == epoch and epoch_of(header.step_id) >= frontend_epoch:
-            steps.put(Step(header, payload, received_ns, time.monotonic_ns()))
+        if header.epoch != epoch or epoch_of(header.step_id) < frontend_epoch:
+            continue
+        if header.step_id != next_id and next_id != -1:
+            strays.drop("steps", f"step {header.step_id} where {next_id} is next")
+            continue
+        next_id = header.step_id + 1
+        steps.put(Step(header, np.frombuffer(frames[1], np.int32), received_ns, time.monotonic_ns()))
 
 
 def _send_outputs(

@@ -5,7 +5,8 @@
     scripts/bench scaling --merge int8.json bf16.json --plot scaling.svg
 
 A step's time is the worker's own, from taking it up until its tokens are sampled, read from the spans of a running
-group (`procengine bench depth` has the gaps between steps): the median of a run, and of its rounds the least. The bound
+group (`procengine bench depth` has the gaps between steps): the median of a run, and of its rounds the least; the
+picture shows the least of all, which other programs on the machine disturb least. The bound
 (procengine/bench/roofline.py) follows from the machine's limits: reading memory with all threads, and the bf16 and int8
 matrix products of torch (oneDNN), each the best that was seen.
 """

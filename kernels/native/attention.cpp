@@ -18,6 +18,10 @@ AttentionKernels kernels(int32_t kv_dtype) {
     return attention_kernels_portable(kv_dtype);
 }
 
+// Units of a prompt's first tokens are a small part of those of its last ones, which come first: the thread that took half
+// of them would be the last to end.
+constexpr int32_t FINER = 4;
+
 }  // namespace
 
 int64_t attention_workspace(const AttentionArgs& args, int64_t max_seq_len) {
@@ -29,9 +33,10 @@ int64_t attention_workspace(const AttentionArgs& args, int64_t max_seq_len) {
 void attention(Phases& phases, const AttentionArgs& args) {
     const AttentionKernels set = kernels(args.kv_dtype);
     const AttentionUnits units = set.count_units(args);
-    phases.each(units.parts, [&](Range range) {
+    const auto run = [&](Range range) {
         set.run_parts(args, range.begin, range.end, thread_scratch(set.scratch_bytes(args)));
-    });
+    };
+    phases.each(units.parts, run, FINER);
     if (units.merges > 0)
         phases.each(units.merges, [&](Range range) { set.run_merges(args, range.begin, range.end); });
 }

@@ -143,7 +143,7 @@ class Pool {
 
     // `next_unit_` holds the number of the current phase and the first unit that nobody has taken. A thread that is behind
     // finds a later phase there, and its own done.
-    void run_phase(uint32_t phase, uint32_t units, int32_t num_threads, void (*body)(void*, Range), void* context) {
+    void run_phase(uint32_t phase, uint32_t units, int32_t shares, void (*body)(void*, Range), void* context) {
         uint64_t seen = next_unit_.load(std::memory_order_acquire);
         for (;;) {
             const int32_t ahead = static_cast<int32_t>(static_cast<uint32_t>(seen >> 32) - phase);
@@ -155,7 +155,7 @@ class Pool {
                 seen = next_unit_.load(std::memory_order_acquire);
                 continue;
             }
-            const uint32_t even = (units - next) / static_cast<uint32_t>(num_threads);
+            const uint32_t even = (units - next) / static_cast<uint32_t>(shares);
             const uint32_t take = even > 1 ? even : 1;
             if (!next_unit_.compare_exchange_weak(seen, seen + take, std::memory_order_acq_rel)) continue;
             body(context, Range{next, next + take});
@@ -290,10 +290,10 @@ void Team::barrier() const {
     if (num_threads > 1) pool().barrier(num_threads);
 }
 
-void Phases::run(int64_t units, void (*body)(void*, Range), void* context) {
+void Phases::run(int64_t units, int32_t finer, void (*body)(void*, Range), void* context) {
     if (units <= 0) return;
     if (num_threads_ == 1) return body(context, Range{0, units});
-    pool().run_phase(next_++, static_cast<uint32_t>(units), num_threads_, body, context);
+    pool().run_phase(next_++, static_cast<uint32_t>(units), num_threads_ * finer, body, context);
 }
 
 void run_region(void (*body)(void*, const Team&), void* context) { pool().run_team(body, context); }

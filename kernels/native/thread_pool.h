@@ -65,10 +65,11 @@ static inline void parallel(const Body& body) {
 class Phases {
   public:
     // Calls body(range) for ranges that make up [0, units), large ones first, on whichever threads are free; returns when
-    // all are done, and what they wrote is visible.
+    // all are done, and what they wrote is visible. A thread takes its share of what is left, or a `finer`-th part of that
+    // where some units take far longer than others.
     template <typename Body>
-    void each(int64_t units, const Body& body) {
-        run(units, [](void* context, Range range) { (*static_cast<const Body*>(context))(range); },
+    void each(int64_t units, const Body& body, int32_t finer = 1) {
+        run(units, finer, [](void* context, Range range) { (*static_cast<const Body*>(context))(range); },
             const_cast<void*>(static_cast<const void*>(&body)));
     }
 
@@ -79,7 +80,7 @@ class Phases {
     friend class Pool;
     Phases(int32_t num_threads, uint32_t next) : num_threads_(num_threads), next_(next) {}
 
-    void run(int64_t units, void (*body)(void*, Range), void* context);
+    void run(int64_t units, int32_t finer, void (*body)(void*, Range), void* context);
 
     int32_t num_threads_;
     uint32_t next_;  // the number of the phase that this thread comes to next

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("message", metavar="MESSAGE", nargs="?", help="one message instead of a conversation")
     parser.add_argument("--group", metavar="NAME", help="name or endpoint of the group [the only running one]")
+    parser.add_argument("--curve-keys", metavar="KEYS", help="file or name of this client's keys, for tcp://HOST:PORT")
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     add_sampling_arguments(parser, temperature=_TEMPERATURE, max_tokens=None, without=_WITHOUT)
 
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask once, or converse until the input ends."""
     params = sampling_params_from(args)
-    with Client(args.group) as client:
+    with Client(args.group, curve_keys=args.curve_keys) as client:
         conversation = Conversation(client, params, args.system)
         if args.message is not None:
             _print_answer(conversation.ask(args.message))

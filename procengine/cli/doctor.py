@@ -22,6 +22,7 @@ from procengine.cpu_flags import cpu_flags
 from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
 from procengine.groups import running_groups
+from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
 
 __all__ = ["Finding", "add_arguments", "examine", "run"]
@@ -30,7 +31,7 @@ State = Literal["ok", "note", "problem"]
 
 _PACKAGES: Final = ("torch", "numpy", "pyzmq", "msgspec", "tokenizers", "uvloop", "llguidance")
 _FAST_CPU_FLAGS: Final = ("avx2", "avx512_vnni", "avx512_bf16", "amx_bf16")
-_FEW_FILES: Final = 4096  # a client takes two descriptors in the frontend and two in the output process
+_MANY_CLIENTS: Final = 1000
 _MIB: Final = 1 << 20
 _LITTLE_SPACE: Final = 512 * _MIB
 
@@ -134,9 +135,12 @@ def _gpu() -> Iterator[Finding]:
 
 def _open_files() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    is_few = 0 <= soft < _FEW_FILES
-    advice = f"raise it (`ulimit -n {_FEW_FILES}`): every client takes two of each process" if is_few else ""
-    yield Finding("note" if is_few else "ok", "open files", f"limit {soft} (hard {hard})", advice)
+    num_clients = clients_within(hard_limit())
+    is_few = num_clients < _MANY_CLIENTS
+    shown = "unlimited" if hard == resource.RLIM_INFINITY else hard
+    found = f"limit {soft} (hard {shown}, to which a group raises it as needed)"
+    advice = f"enough for {num_clients} clients of a group; raise it (`ulimit -Hn`) for more" if is_few else ""
+    yield Finding("note" if is_few else "ok", "open files", found, advice)
 
 
 def _locked_memory() -> Iterator[Finding]:

@@ -44,7 +44,14 @@ _HELP: Final[Mapping[str, str]] = {
     "tool_call_parser": "how the model writes tool calls, which clients read (auto: what its chat template shows)",
     "mock_step_ms": "time a step of the mock device takes, in milliseconds",
     "logits_processors": "callables of the operator that change logits, as module:name (see docs/PLUGINS.md)",
-    "max_queued_requests": "most requests that wait; one more is refused as overload",
+    "max_queued_requests": "most requests that wait or run; one more is refused as overload",
+    "max_queued_tokens": "most prompt tokens that wait for their first step; a request of more is refused as overload",
+    "max_clients": "most clients at once; one more is refused as overload (auto: 4096, or what `ulimit -Hn` allows)",
+    "max_client_requests": "most unfinished requests of one client (auto: --max-queued-requests)",
+    "max_client_bytes": "most bytes that wait for one client to read them; beyond, it is dropped with its requests",
+    "max_unsent_bytes": "the same for all clients together; beyond, the one with most is dropped",
+    "request_timeout": "seconds after which a request that names no timeout_s is aborted",
+    "queue_timeout": "seconds that a request may wait for its first step before it is refused as overload",
     "max_request_bytes": "most bytes of one request",
     "max_n": "most choices of one request (n)",
     "max_stop_strings": "most stop strings of one request",
@@ -59,7 +66,7 @@ _HELP: Final[Mapping[str, str]] = {
     "drain_timeout": "seconds that running requests may take to finish once the group is told to end",
     "max_restarts": "deaths of one process within --restart-window after which the group gives up; 0 restarts none",
     "restart_window": "seconds in which restarts are counted",
-    "step_timeout": "seconds without a result after which a worker with steps to run counts as hung and is replaced",
+    "step_timeout": "seconds after which a process counts as hung: a worker without a result, any without an answer",
     "span_records": "newest spans that each thread keeps for `trace`, `profile` and `top`: a power of two; 0 is none",
     "metrics_port": "serve Prometheus metrics over HTTP on this port; 0 takes one that is free (see the ready line)",
     "metrics_host": "address that --metrics-port listens on",
@@ -72,11 +79,28 @@ _HELP: Final[Mapping[str, str]] = {
     "allowed_origins": "origin of web pages that may ask over HTTP (CORS), such as https://example.org, or *",
     "ssl_certfile": "certificate (PEM) for HTTPS",
     "ssl_keyfile": "its private key (PEM)",
+    "listen": "take clients on tcp://ADDRESS:PORT too, and on the port after it (outputs); 0 takes two that are free",
+    "curve_keys": "file or name of keys (`procengine keys new`): tcp clients need keys; demanded beyond the loopback",
+    "crash_dir": "folder for records of what ran when a process died (auto: crashes/ in the cache directory)",
+    "crash_seconds": "seconds of steps in a crash record; 0 writes none",
+    "crash_records": "most crash records in the folder; the oldest go",
+    "redact_prompts": "leave texts and token ids out of crash records: their lengths and digests stay",
     "otlp_endpoint": "send a trace of each request to this URL (OTLP over HTTP); needs procengine[otel]",
 }
 
 _OFF: Final = frozenset(
-    {"metrics_port", "otlp_endpoint", "port", "uds", "ssl_certfile", "ssl_keyfile"}
+    {
+        "curve_keys",
+        "listen",
+        "metrics_port",
+        "otlp_endpoint",
+        "port",
+        "queue_timeout",
+        "request_timeout",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "uds",
+    }
 )  # for these, no value is not "decide for me"
 
 

@@ -45,15 +45,19 @@ from procengine.messages.control import (
     ProcessStatus,
     Query,
     Ready,
+    RecordedRequests,
+    RecordWritten,
     Restart,
     Restarted,
     RetireWorker,
     Shutdown,
     Status,
     Stays,
+    TakeRecord,
     WorkerHung,
     WorkerLost,
     WorkerRetired,
+    WriteRecord,
 )
 from procengine.messages.output import (
     Admitted,
@@ -89,6 +93,7 @@ __all__ = [
     "Ended",
     "Failed",
     "Finish",
+    "FromAsker",
     "FromChild",
     "FromFrontend",
     "FromSupervisor",
@@ -104,6 +109,8 @@ __all__ = [
     "Query",
     "Ready",
     "Received",
+    "RecordWritten",
+    "RecordedRequests",
     "Register",
     "Rejected",
     "Replay",
@@ -120,6 +127,7 @@ __all__ = [
     "StepInput",
     "StepResult",
     "Submit",
+    "TakeRecord",
     "TextStop",
     "TokenLogprobs",
     "Welcome",
@@ -127,6 +135,7 @@ __all__ = [
     "WorkerLost",
     "WorkerReady",
     "WorkerRetired",
+    "WriteRecord",
     "decode_ended",
     "decode_from_client",
     "decode_from_control_peer",
@@ -135,6 +144,7 @@ __all__ = [
     "decode_from_output_peer",
     "decode_from_supervisor",
     "decode_from_worker",
+    "decode_record_written",
     "decode_restarted",
     "decode_status",
     "decode_step",
@@ -154,9 +164,10 @@ FromOutput = TextStop | ClientGone | Resync | Delivered
 Step = StepInput | EmbedInput
 ToWorker = Begin | Step
 FromWorker = WorkerReady | StepResult | EmbedResult
-FromSupervisor = Query | Drain | WorkerLost | OutputLost | FrontendLost | RetireWorker | Leave | Shutdown
-FromChild = Ready | Failed | ChildStats | Drained | WorkerHung | WorkerRetired | Stays
-FromControlPeer = FromChild | GetStatus | Restart | EndGroup
+FromSupervisor = Query | Drain | WorkerLost | OutputLost | FrontendLost | RetireWorker | Leave | Shutdown | TakeRecord
+FromChild = Ready | Failed | ChildStats | Drained | WorkerHung | WorkerRetired | Stays | RecordedRequests
+FromAsker = GetStatus | Restart | EndGroup | WriteRecord
+FromControlPeer = FromChild | FromAsker
 
 
 decode_from_client: Callable[[bytes], FromClient] = msgspec.msgpack.Decoder(FromClient).decode
@@ -168,6 +179,7 @@ decode_step: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).dec
 decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 decode_from_supervisor: Callable[[bytes], FromSupervisor] = msgspec.msgpack.Decoder(FromSupervisor).decode
 decode_from_control_peer: Callable[[bytes], FromControlPeer] = msgspec.msgpack.Decoder(FromControlPeer).decode
+decode_record_written: Callable[[bytes], RecordWritten] = msgspec.msgpack.Decoder(RecordWritten).decode
 decode_restarted: Callable[[bytes], Restarted] = msgspec.msgpack.Decoder(Restarted).decode
 decode_ended: Callable[[bytes], Ended] = msgspec.msgpack.Decoder(Ended).decode
 decode_status: Callable[[bytes], Status] = msgspec.msgpack.Decoder(Status).decode

@@ -89,6 +89,7 @@ class Rejected(Message, tag="rejected"):
     request_id: str  # "" when the message belongs to no request
     code: str  # see procengine.errors
     message: str
+    retry_after_s: float = 0.0  # when the same may be accepted, with the code "overloaded"; 0: no hint
 
 
 class Received(Message, tag="received"):

@@ -18,15 +18,19 @@ __all__ = [
     "ProcessStatus",
     "Query",
     "Ready",
+    "RecordWritten",
+    "RecordedRequests",
     "Restart",
     "Restarted",
     "RetireWorker",
     "Shutdown",
     "Status",
     "Stays",
+    "TakeRecord",
     "WorkerHung",
     "WorkerLost",
     "WorkerRetired",
+    "WriteRecord",
 ]
 
 
@@ -163,6 +167,30 @@ class Ended(Message, tag="ended"):
     num_finished: int
     num_aborted: int
     error: str | None = None  # why it ended otherwise
+
+
+class WriteRecord(Message, tag="write_record"):
+    """Command line to supervisor: write a crash record now, though nothing has crashed."""
+
+
+class RecordWritten(Message, tag="record_written"):
+    """Answer to WriteRecord."""
+
+    path: str
+    error: str = ""  # why there is none
+
+
+class TakeRecord(Message, tag="take_record"):
+    """Supervisor to frontend: say what requests there are, for a crash record."""
+
+    record_id: int
+
+
+class RecordedRequests(Message, tag="recorded_requests"):
+    """Answer to TakeRecord."""
+
+    record_id: int
+    data: bytes  # a MessagePack list of `crash.record.RecordedRequest`
 
 
 class GetStatus(Message, tag="get_status"):

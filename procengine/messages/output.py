@@ -48,11 +48,12 @@ class Register(Message, tag="register"):
 
 
 class Admitted(Message, tag="admitted"):
-    """Requests that got a slot, with the prompt tokens found in the cache; once more after each preemption."""
+    """Requests that got a slot, with the prompt tokens found in the cache; again when they come back to a worker."""
 
     keys: list[int]
     num_cached_tokens: list[int]
     sent_ns: int = 0  # when their step was sent
+    num_preemptions: tuple[int, ...] = ()  # of each so far: it may also have come back from a worker that died
 
 
 class Finish(Message, tag="finish"):
@@ -61,6 +62,7 @@ class Finish(Message, tag="finish"):
     key: int
     finish_reason: str
     error: str | None = None
+    is_told: bool = False  # the client knows already: it is sent nothing
 
 
 class Replay(Message, tag="replay"):

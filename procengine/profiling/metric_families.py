@@ -95,6 +95,14 @@ def _tokens(totals: GroupTotals) -> Iterator[Family]:
     for reason, count in requests.num_by_reason.items():
         ended.add(count, finished_reason=reason)
     yield ended
+    rejected = _counter("request_rejected_total", "Requests that were refused, by the code of the error.")
+    for code, count in requests.num_rejected_by_code.items():
+        rejected.add(count, code=code)
+    yield rejected
+    dropped = _counter("clients_dropped_total", "Clients whose requests were aborted: they were gone, or did not read.")
+    for reason, count in requests.num_dropped_clients.items():
+        dropped.add(count, reason=reason)
+    yield dropped
 
 
 def _latencies(totals: GroupTotals) -> Iterator[Family]:

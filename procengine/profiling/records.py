@@ -15,7 +15,7 @@ from typing import Final
 
 from procengine.profiling.span_ring import NUM_VALUES
 
-__all__ = ["COLUMNS", "FINISH_CODES", "RecordKind", "id_words", "request_id_of"]
+__all__ = ["COLUMNS", "FINISH_CODES", "REJECT_CODES", "RecordKind", "id_words", "reject_number", "request_id_of"]
 
 
 class RecordKind(IntEnum):
@@ -24,7 +24,7 @@ class RecordKind(IntEnum):
     STEP_SENT = 1  # frontend: key is the step id
     RESULT_APPLIED = 2  # frontend: key is the step id
     REQUEST_ACCEPTED = 3  # frontend: key is the request key
-    REQUEST_ADMITTED = 4  # frontend: key is the request key; once more after each preemption
+    REQUEST_ADMITTED = 4  # frontend: key is the request key; again when it comes back to a worker
     TOKENIZED = 5  # frontend, its tokenizer thread: key counts batches
     STEP_RUN = 6  # worker, device loop: key is the step id; one record a forward pass
     RESULT_SENT = 7  # worker, send thread: key is the step id
@@ -32,6 +32,8 @@ class RecordKind(IntEnum):
     FLUSHED = 9  # output: key counts flushes; the results taken since the one before went out with this one
     REQUEST_DONE = 10  # output: key is the request key
     REQUEST_TRACED = 11  # frontend: key is the request key; of requests whose client named a span of its own
+    REQUEST_REJECTED = 12  # frontend: key counts them; refused at the door, or before their first step
+    CLIENT_DROPPED = 13  # output: key counts them; a client that is gone, or does not read
 
 
 _STEP: Final = ("rank", "epoch", "micro_step")
@@ -71,7 +73,14 @@ COLUMNS: Final[dict[RecordKind, tuple[str, ...]]] = {
         "rank",
         *(f"id_word_{number}" for number in range(8)),
     ),
-    RecordKind.REQUEST_ADMITTED: ("rank", "epoch", "step_id", "sent_ns", "num_cached_tokens"),
+    RecordKind.REQUEST_ADMITTED: (
+        "rank",
+        "epoch",
+        "step_id",
+        "sent_ns",
+        "num_cached_tokens",
+        "num_preemptions",  # so far; it may also have come back from a worker that died
+    ),
     RecordKind.TOKENIZED: ("started_ns", "ended_ns", "num_bodies"),
     RecordKind.STEP_RUN: (
         *_STEP,
@@ -103,8 +112,18 @@ COLUMNS: Final[dict[RecordKind, tuple[str, ...]]] = {
         "finish_code",  # index in FINISH_CODES
     ),
     RecordKind.REQUEST_TRACED: ("accepted_ns", "trace_id_high", "trace_id_low", "parent_span_id", "trace_flags"),
+    RecordKind.REQUEST_REJECTED: ("rejected_ns", "reject_code"),  # index in REJECT_CODES
+    RecordKind.CLIENT_DROPPED: ("dropped_ns", "is_slow", "num_requests", "num_unsent_bytes"),
 }
 FINISH_CODES: Final = ("", "stop", "length", "abort", "error")
+REJECT_CODES: Final = (
+    "internal",
+    "invalid_request",
+    "overloaded",
+    "shutting_down",
+    "engine_dead",
+    "protocol",
+)
 assert all(len(columns) <= NUM_VALUES for columns in COLUMNS.values())
 
 _ID_WORDS: Final = struct.Struct("<8q")
@@ -113,6 +132,11 @@ _ID_WORDS: Final = struct.Struct("<8q")
 def id_words(request_id: str) -> tuple[int, ...]:
     """The first 64 bytes of a request id as 8 integers."""
     return _ID_WORDS.unpack(request_id.encode()[:64].ljust(64, b"\0"))
+
+
+def reject_number(code: str) -> int:
+    """The number of an error's code in REJECT_CODES; codes that are not there count as "internal"."""
+    return REJECT_CODES.index(code) if code in REJECT_CODES else 0
 
 
 def request_id_of(words: tuple[int, ...]) -> str:

@@ -23,7 +23,8 @@ class _Unfinished:
     rank: int
     num_prompt_tokens: int
     accepted_ns: int
-    num_admissions: int = 0  # one more after each preemption
+    is_admitted: bool = False
+    num_preemptions: int = 0
 
 
 class WorkerGauges(NamedTuple):
@@ -113,15 +114,16 @@ class RequestLedger:
 
     def _take_admitted(self, tables: SpanTables) -> None:
         admitted = tables[RecordKind.REQUEST_ADMITTED]
-        for key, num_cached in zip(admitted["key"].tolist(), admitted["num_cached_tokens"].tolist(), strict=True):
+        columns = ("key", "num_cached_tokens", "num_preemptions")
+        for key, num_cached, num_preemptions in zip(*(admitted[name].tolist() for name in columns), strict=True):
             request = self._unfinished.get(key)
             if request is None:
                 continue  # its end was read before this
-            request.num_admissions += 1
-            if request.num_admissions > 1:
-                self.num_preemptions += 1
-            else:
+            self.num_preemptions += num_preemptions - request.num_preemptions
+            request.num_preemptions = num_preemptions
+            if not request.is_admitted:
                 self._count_tokens(request.num_prompt_tokens, num_cached)
+            request.is_admitted = True
 
     def _take_done(self, tables: SpanTables) -> None:
         done = tables[RecordKind.REQUEST_DONE]
@@ -134,10 +136,9 @@ class RequestLedger:
                 continue  # it began before we did
             if request is None:
                 self._early_ends.add(key)
-            num_admissions = request.num_admissions if request else 0
-            if admitted_ns and not num_admissions:
+            if admitted_ns and not (request and request.is_admitted):
                 self._count_tokens(num_prompt, num_cached)
-            self.num_preemptions += num_preemptions - max(num_admissions - 1, 0)
+            self.num_preemptions += num_preemptions - (request.num_preemptions if request else 0)
 
     def _count_tokens(self, num_prompt: int, num_cached: int) -> None:
         self.num_prompt_tokens += num_prompt

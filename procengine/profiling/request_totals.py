@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.profiling.histogram import Histogram
-from procengine.profiling.records import FINISH_CODES, RecordKind
+from procengine.profiling.records import FINISH_CODES, REJECT_CODES, RecordKind
 from procengine.profiling.requests import Requests, finished_requests
 from procengine.profiling.snapshot import SpanTables
 
@@ -53,6 +53,8 @@ class RequestTotals:
         prompt_tokens, output_tokens: by request.
         num_by_reason: requests that ended, by finish reason.
         num_output_tokens: that running requests got.
+        num_rejected_by_code: requests (and other messages) that were refused, by the code of the error.
+        num_dropped_clients: whose requests were aborted, because they were gone, or did not read.
     """
 
     def __init__(self) -> None:
@@ -61,10 +63,16 @@ class RequestTotals:
         self.output_tokens = Histogram(_COUNT_BOUNDS)
         self.num_by_reason = dict.fromkeys(FINISH_CODES[1:], 0)
         self.num_output_tokens = 0
+        self.num_rejected_by_code = dict.fromkeys(REJECT_CODES, 0)
+        self.num_dropped_clients = {"gone": 0, "slow": 0}
 
     def add(self, tables: SpanTables) -> None:
         """Take in what is new."""
         self.num_output_tokens += int(tables[RecordKind.RESULT_APPLIED]["num_tokens"].sum())
+        for code in tables[RecordKind.REQUEST_REJECTED]["reject_code"].tolist():
+            self.num_rejected_by_code[REJECT_CODES[code]] += 1
+        for is_slow in tables[RecordKind.CLIENT_DROPPED]["is_slow"].tolist():
+            self.num_dropped_clients["slow" if is_slow else "gone"] += 1
         ended = finished_requests(tables)
         for reason in ended.finish_reasons:
             self.num_by_reason[reason] += 1

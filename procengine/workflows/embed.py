@@ -36,6 +36,7 @@ class EmbedRequest:
     token_ids: NDArray[np.int32]
     is_finished: bool = False
     num_cached_tokens: int | None = 0
+    num_preemptions: int = 0
     num_worker_deaths: int = 0
 
 

@@ -21,13 +21,21 @@ from procengine.structured.spec import StructuredOutputs
 __all__ = ["Identity", "ModelFacts", "Prepared", "PromptBody", "check_prompt"]
 
 
+_MAX_TIMEOUT_S = 86_400
+
+
 class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One of `prompt`, `prompt_token_ids` and `messages`."""
+    """One of `prompt`, `prompt_token_ids` and `messages`, and how long the answer may take.
+
+    Attributes:
+        timeout_s: the request is aborted when it is not done so long after it came; None is the group's default.
+    """
 
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None  # shown to the chat template; only with `messages`
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in ("prompt", "prompt_token_ids", "messages") if getattr(self, name) is not None]
@@ -40,6 +48,10 @@ class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise InvalidRequestError("tools: can only be given with messages")
         if not getattr(self, given[0]):
             raise InvalidRequestError(f"{given[0]}: must not be empty")
+        if self.timeout_s is not None and not 0 < self.timeout_s <= _MAX_TIMEOUT_S:
+            raise InvalidRequestError(
+                f"timeout_s: must be more than 0 and at most {_MAX_TIMEOUT_S} seconds, got {self.timeout_s}"
+            )
 
     @property
     def words(self) -> tuple[str, ...]:

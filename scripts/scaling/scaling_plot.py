@@ -26,9 +26,9 @@ _STYLE: Final[dict[Any, Any]] = {
 
 
 def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw `rows` (those of the JSON file) into an SVG file: measured steps solid, their bounds dashed."""
+    """Draw `rows` (those of the JSON file) into an SVG file: the least that a step took solid, its bound dashed."""
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(10, 4.4), layout="constrained")
+        figure = Figure(figsize=(10, 5.4), layout="constrained")
         figure.suptitle(title)
         by_batch, by_context = figure.subplots(1, 2)
         _draw_panel(by_batch, [row for row in rows if row["sweep"] == "batch"], "batch_size")
@@ -46,7 +46,8 @@ def _draw_panel(axis: Axes, rows: Sequence[Mapping[str, Any]], x: str) -> None:
             line.sort(key=lambda row: int(row[x]))
             label = name if batch_size is None else f"{name}, {batch_size} request{'s' * (batch_size > 1)}"
             places = [row[x] for row in line]
-            axis.plot(places, [row["pass_ms"] for row in line], color=color, marker=_MARKERS[number], ms=4, label=label)
+            least = [row["least_pass_ms"] for row in line]
+            axis.plot(places, least, color=color, marker=_MARKERS[number], ms=4, label=label)
             axis.plot(places, [row["bound_ms"] for row in line], color=color, linestyle="--", linewidth=1)
     axis.plot([], [], color="gray", linestyle="--", linewidth=1, label="bound: memory or arithmetic")
     axis.set_xscale("log", base=2)
@@ -54,5 +55,6 @@ def _draw_panel(axis: Axes, rows: Sequence[Mapping[str, Any]], x: str) -> None:
     axis.set_ylabel("ms a step")
     for scale in (axis.xaxis, axis.yaxis):
         scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else ""))
     axis.grid(alpha=0.3, which="both")
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)

@@ -41,8 +41,14 @@ def serve(model: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
     """Starts a group and waits until it is ready; it ends with the test."""
     with ExitStack() as groups:
 
-        def start(*options: object, name: str = "g", waits: bool = True, env: dict[str, str] | None = None) -> Served:
-            group = groups.enter_context(Served(model, tmp_path, *options, name=name, env=env))
+        def start(
+            *options: object,
+            name: str = "g",
+            waits: bool = True,
+            env: dict[str, str] | None = None,
+            max_files: int | None = None,
+        ) -> Served:
+            group = groups.enter_context(Served(model, tmp_path, *options, name=name, env=env, max_files=max_files))
             return group.wait_ready() if waits else group
 
         yield start

@@ -189,16 +189,23 @@ class Served:
     """A group run by `procengine serve`, with its output in files. `stop` ends it, whatever state it is in."""
 
     def __init__(
-        self, model: Path, folder: Path, *options: object, name: str | None = "g", env: dict[str, str] | None = None
+        self,
+        model: Path,
+        folder: Path,
+        *options: object,
+        name: str | None = "g",
+        env: dict[str, str] | None = None,
+        max_files: int | None = None,
     ) -> None:
         self.name = name
         self.log_path = folder / f"{name}.log"
         named = () if name is None else ("--name", name)
+        limits = () if max_files is None else ("bash", "-c", f'ulimit -n {max_files} && exec "$@"', "--")
         self.pids: dict[str, int] = {}
         self.ready: dict[str, Any] = {}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                cli("serve", model, "--device", "mock", *named, *options),
+                [*limits, *cli("serve", model, "--device", "mock", *named, *options)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

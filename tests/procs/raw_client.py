@@ -55,10 +55,12 @@ class RawClient:
     One that `drops_repeats` follows the rule for what a restarted output process sends again; ids are used once then.
     """
 
-    def __init__(self, endpoint: str, *, is_attached: bool = True, drops_repeats: bool = False) -> None:
+    def __init__(
+        self, endpoint: str, *, is_attached: bool = True, drops_repeats: bool = False, identity: bytes | None = None
+    ) -> None:
         self._context = ipc.make_context()
-        self._identity = b"t" + os.urandom(8)
-        self.frontend = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity)
+        self.identity = identity or b"t" + os.urandom(8)
+        self.frontend = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self.identity)
         self.output: zmq.Socket[bytes] | None = None
         self._others: list[zmq.Socket[bytes]] = []
         self.messages: list[Message] = []
@@ -81,7 +83,7 @@ class RawClient:
 
     def attach(self) -> None:
         """Connect to the output process."""
-        self.output = ipc.connect(self._context, zmq.DEALER, self.welcome.output_endpoint, identity=self._identity)
+        self.output = ipc.connect(self._context, zmq.DEALER, self.welcome.output_endpoint, identity=self.identity)
         self._poller.register(self.output, zmq.POLLIN)
         self.output.send(encode(Attach(PROTOCOL_VERSION)))
         self.wait_for(lambda m: isinstance(m, Attached))

@@ -49,6 +49,10 @@ def test_ps_shows_every_process_of_every_group(group: Served) -> None:
             "cpu_s",
             "queue_depth",
             "num_restarts",
+            "live",
+            "ready",
+            "progressing",
+            "waited_s",
         }
         assert process["state"] == "ready" and process["uptime_s"] > 0 and process["queue_depth"] == 0
         assert 5 << 20 < process["rss_bytes"] < 120 << 20 and process["cpu_s"] > 0

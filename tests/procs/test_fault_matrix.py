@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.procs.faults.experiment import Experiment, options_of
-from tests.procs.faults.injection import Injector
+from tests.procs.faults.injection import SIGNALS, Injector
 from tests.procs.faults.table import CELLS, FAST_CELLS, Cell
 from tests.procs.harness import Served
 
@@ -69,7 +69,7 @@ def test_nothing_is_lost(cell: Cell, groups: Groups) -> None:
     if is_shared:
         group, injector = groups.shared(options)
     else:
-        is_armed = cell.phase == "starting" and cell.fault not in ("SIGKILL", "SIGSTOP")
+        is_armed = cell.phase == "starting" and cell.fault not in SIGNALS
         group, injector = groups.start(options, armed=cell if is_armed else None)
         if cell.phase != "starting":
             group.wait_ready()

@@ -47,8 +47,11 @@ def expect_own(token_ids: list[int], num_prompt_tokens: int, count: int) -> None
 
 @pytest.mark.parametrize(
     "options",
-    [("--async-depth", "1"), ("--async-depth", "3", "--decode-steps", "4"), ("--workers", "2")],
-    ids=" ".join,
+    [
+        pytest.param(("--async-depth", "1"), marks=pytest.mark.slow, id="depth 1"),
+        pytest.param(("--async-depth", "3", "--decode-steps", "4"), id="depth 3, 4 steps"),
+        pytest.param(("--workers", "2"), marks=pytest.mark.slow, id="2 workers"),
+    ],
 )
 def test_streams_are_told_and_the_group_goes_on_with_its_workers(
     serve: Callable[..., Served], options: tuple[str, ...]
@@ -231,7 +234,7 @@ def test_what_nobody_could_tell_of_is_found_out(serve: Callable[..., Served]) ->
     expect_idle(group, WAIT_S)
 
 
-@pytest.mark.parametrize("other", ["worker-0", "output"])
+@pytest.mark.parametrize("other", [pytest.param("worker-0", marks=pytest.mark.slow), "output"])
 def test_another_one_may_die_while_it_starts(serve: Callable[..., Served], other: str) -> None:
     group = serve(*SLOW)
     known = set(group.pids.values())
@@ -261,6 +264,7 @@ def client_has_begun(group: Served) -> bool:
         return bool(raw.stats()["output_tokens"] >= 20)
 
 
+@pytest.mark.slow
 def test_llm_goes_on(model: Path) -> None:
     with LLM(str(model), device="mock", mock_step_ms=5, name="llm-goes-on") as llm:
         killer = threading.Thread(target=lambda: os.kill(wait_busy("llm-goes-on")["frontend"], signal.SIGKILL))
@@ -296,6 +300,7 @@ def test_the_protocol_lets_others_find_out_too(serve: Callable[..., Served]) -> 
         expect_own(raw.token_ids("waits"), 3, 3)
 
 
+@pytest.mark.slow
 def test_idle_one_is_restarted_too_and_nothing_leaks(serve: Callable[..., Served]) -> None:
     group = serve("--restart-window", "0.1")
     with group.client() as client:
@@ -312,6 +317,7 @@ def test_idle_one_is_restarted_too_and_nothing_leaks(serve: Callable[..., Served
     assert [p.num_restarts for p in ask_status(group).processes if p.role == "frontend"] == [4]
 
 
+@pytest.mark.slow
 def test_a_death_while_draining_is_the_end(serve: Callable[..., Served]) -> None:
     """All that was to be finished is gone with it."""
     group = serve(*SLOW, "--drain-timeout", "60")

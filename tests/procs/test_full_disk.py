@@ -109,6 +109,7 @@ def test_a_run_directory_on_a_full_disk_is_one_line(model: Path, tiny_disk: Path
     assert not list((tiny_disk / "run").glob("*/lock"))
 
 
+@pytest.mark.slow
 def test_a_run_directory_whose_disk_fills_up_later_serves_on(serve: Callable[..., Served], tiny_disk: Path) -> None:
     env = {"PROCENGINE_RUN_DIR": str(tiny_disk / "run")}
     group = serve(env=env)
@@ -125,6 +126,7 @@ def test_a_run_directory_whose_disk_fills_up_later_serves_on(serve: Callable[...
     assert group.finish() == 0
 
 
+@pytest.mark.slow
 def test_a_trace_for_a_full_disk_is_one_line(serve: Callable[..., Served]) -> None:
     group = serve()
     command = cli("trace", group.name, "-o", FULL, "--seconds", "0.2")

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from procengine import AsyncClient, SamplingParams
 from procengine.client import Client
 from procengine.errors import EngineDeadError, GroupNotFoundError, ShuttingDownError
-from procengine.messages import Delta, Rejected, StepResult, encode
-from procengine.step_payload import RESULT_SECTIONS
+from procengine.messages import Delta, Rejected
 from tests.procs.canary import ask_status
+from tests.procs.faults.injection import Injector
 from tests.procs.harness import (
     Served,
     as_ids,
@@ -297,27 +296,17 @@ def expect_report(group: Served, role: str, how: str) -> None:
     assert "last log lines" in report and "last words of it" in report
 
 
-@pytest.mark.parametrize(
-    ("role", "socket", "frames"),
-    [
-        ("frontend", "results", [encode(StepResult(0, 0, 10**6, 0, True, 0, 0, (0,) * len(RESULT_SECTIONS))), b""]),
-        pytest.param("output", "text", [b"no message"], marks=pytest.mark.slow),
-        ("worker-0", "steps-0", [b"no step", b""]),
-    ],
-    ids=["frontend", "output", "worker-0"],
-)
-def test_an_error_that_nothing_expected_ends_the_group(
-    serve: Callable[..., Served], role: str, socket: str, frames: list[bytes]
-) -> None:
+@pytest.mark.parametrize("role", ["frontend", pytest.param("output", marks=pytest.mark.slow), "worker"])
+def test_an_error_that_nothing_expected_ends_the_group(serve: Callable[..., Served], tmp_path: Path, role: str) -> None:
     """A broken invariant or a dead thread must not be logged and forgotten: whoever waits would wait for ever."""
-    group = serve(*SLOW, *NO_RESTARTS)
+    injector = Injector(tmp_path)
+    group = serve(*SLOW, *NO_RESTARTS, env=injector.environment)
     with RawClient(group.endpoint) as raw:
         names = start_load(raw)
-        door = raw.connect(group.endpoint.replace("frontend.sock", f"{socket}.sock"), zmq.PUSH)
-        door.send_multipart(frames)
+        injector.arm(role, "step", "raise")
         expect_all_told(raw, names)
         assert group.finish() == 1
-    assert has_line(group.log, f"procengine: {role} (pid", "exited with status 1", "Error")
+    assert has_line(group.log, f"procengine: {role}", "(pid", "exited with status 1", "Error")
     assert "Traceback" in group.log
 
 

@@ -50,7 +50,7 @@ def restart(group: Served, process: str, *options: object) -> str:
 @pytest.mark.parametrize(
     ("process", "options"),
     [
-        ("worker-0", ("--async-depth", "3", "--decode-steps", "4")),
+        pytest.param("worker-0", ("--async-depth", "3", "--decode-steps", "4"), marks=pytest.mark.slow),
         ("worker-0", ("--workers", "2")),
         ("output", ("--async-depth", "2")),
     ],
@@ -59,10 +59,10 @@ def restart(group: Served, process: str, *options: object) -> str:
 def test_no_stream_notices_a_restart(
     serve: Callable[..., Served], model: Path, process: str, options: tuple[str, ...]
 ) -> None:
-    """More often than deaths would be allowed."""
-    group = serve(*SLOW, *options, "--max-restarts", "1")
+    """Although no death would be allowed."""
+    group = serve(*SLOW, *options, "--max-restarts", "0")
     with RawClient(group.endpoint, drops_repeats=True) as raw:
-        for round_ in range(3):
+        for round_ in range(2):
             before = current_pids(group)
             names = [f"{round_} {number}" for number in range(8)]
             for number, name in enumerate(names):
@@ -80,6 +80,7 @@ def test_no_stream_notices_a_restart(
     assert "has ended as it was asked to" in group.log and "was killed" not in group.log
 
 
+@pytest.mark.slow
 def test_a_restarted_worker_leaves_its_requests_to_the_other_at_once(serve: Callable[..., Served]) -> None:
     group = serve(*SLOW, "--workers", "2")
     with RawClient(group.endpoint) as raw:
@@ -117,21 +118,38 @@ def test_the_frontend_finishes_what_runs_while_new_requests_wait(serve: Callable
     assert {role for role, pid in current_pids(group).items() if pid != before[role]} == {"frontend"}
 
 
+@pytest.mark.slow
 def test_a_frontend_that_cannot_finish_in_time_stays(serve: Callable[..., Served]) -> None:
-    group = serve(*SLOW)
+    """What came meanwhile is taken, and an abort is heard."""
+    group = serve("--mock-step-ms", "20")
     before = current_pids(group)
     with RawClient(group.endpoint) as raw:
-        names = submit_load(raw)
-        wait_tokens(raw, names, 2)
-        waiter = threading.Thread(target=lambda: raw.submit("waits", body(as_ids(4), max_tokens=5)))
-        waiter.start()
-        done = command("restart", "frontend", "--group", group.name, "--timeout", "0.05")
-        waiter.join()
-        assert done.returncode == 1
-        assert "12 requests did not finish in time" in done.stderr or "13 requests" in done.stderr
-        expect_exact(raw, names)
-        expect_exact(raw, ["waits"], 5)
+        names = submit_long(raw)
+        options = ("--group", group.name, "--timeout", "1")
+        done = subprocess.Popen(cli("restart", "frontend", *options), stderr=subprocess.PIPE, text=True)
+        number = 0
+        while done.poll() is None:
+            number += 1
+            raw.submit(f"waits {number}", body(as_ids(4), max_tokens=2))
+            raw.receive_for(0.05)
+        _, error = done.communicate()
+        assert done.returncode == 1 and "requests did not finish in time" in error
+        for at in range(1, number + 1):
+            expect_exact(raw, [f"waits {at}"], 2)
+        for name in names:
+            raw.abort(name)
+        raw.wait_ends(*names, timeout_s=WAIT_S)
+        assert all(raw.num_ends(name) == 1 for name in names)
     assert current_pids(group) == before
+
+
+def submit_long(raw: RawClient) -> list[str]:
+    """Requests that run for half a minute, and have begun."""
+    names = [f"long {number}" for number in range(12)]
+    for number, name in enumerate(names):
+        raw.submit(name, body(as_ids(3, number), max_tokens=1500))
+    wait_tokens(raw, names, 1)
+    return names
 
 
 def test_what_cannot_be_restarted_is_named(serve: Callable[..., Served]) -> None:
@@ -151,18 +169,23 @@ def test_drain_waits_for_what_runs_and_says_so(serve: Callable[..., Served]) -> 
     with RawClient(group.endpoint) as raw:
         names = submit_load(raw)
         wait_tokens(raw, names, 2)
-        done = command("drain", group.name)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "12 requests finished, 0 aborted" in done.stdout
+        with group.paused("worker-0"):  # or they end before the command has begun
+            drain = subprocess.Popen(
+                cli("drain", group.name), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            wait_until(lambda: ask_status(group).processes[0].state == "draining", "it drains", WAIT_S)
+        said, error = drain.communicate(timeout=WAIT_S)
+        assert (drain.returncode, error) == (0, "")
+        assert "12 requests finished, 0 aborted" in said
         assert group.finish() == 0
         expect_exact(raw, names)
 
 
+@pytest.mark.slow
 def test_drain_with_little_time_aborts_and_counts(serve: Callable[..., Served]) -> None:
     group = serve("--mock-step-ms", "20")
     with RawClient(group.endpoint) as raw:
-        names = submit_load(raw)
-        wait_tokens(raw, names, 1)
+        names = submit_long(raw)
         done = command("drain", group.name, "--timeout", "0")
         assert done.returncode == 0
         assert "0 requests finished, 12 aborted" in done.stdout
@@ -173,6 +196,7 @@ def test_drain_with_little_time_aborts_and_counts(serve: Callable[..., Served]) 
     assert "timeout" in command("drain", group.name, "--timeout", "-1").stderr
 
 
+@pytest.mark.slow
 def test_drain_of_a_group_that_is_killed_meanwhile_is_an_error(serve: Callable[..., Served]) -> None:
     group = serve("--mock-step-ms", "50", "--drain-timeout", "60")
     with RawClient(group.endpoint) as raw:
@@ -212,6 +236,7 @@ def test_a_hung_worker_is_not_healthy(serve: Callable[..., Served], tmp_path: Pa
         assert "stuck" in row and "NO" in row
 
 
+@pytest.mark.slow
 def test_a_stopped_process_and_a_stopped_supervisor_are_not_live(serve: Callable[..., Served]) -> None:
     group = serve()
     with group.paused("output"):
@@ -228,6 +253,7 @@ def test_a_stopped_process_and_a_stopped_supervisor_are_not_live(serve: Callable
     assert command("health", "nowhere").returncode == 1
 
 
+@pytest.mark.slow
 def test_a_group_whose_worker_is_being_restarted_is_healthy_if_it_has_another(serve: Callable[..., Served]) -> None:
     group = serve("--workers", "2", "--step-timeout", "20")
     kill(group, "worker-1")

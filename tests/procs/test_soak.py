@@ -13,8 +13,9 @@ import pytest
 
 from procengine.detokenizer import Detokenizer
 from procengine.tokenizer import Tokenizer
-from tests.procs.harness import Served
+from tests.procs.harness import Served, wait_until
 from tests.procs.soak import Soak, SoakReport
+from tests.procs.soak_clients import ClientSoak
 from tests.procs.soak_requests import TextOf
 
 OPTIONS = (
@@ -57,3 +58,17 @@ def test_a_hundred_thousand_requests_under_random_kills(serve: Callable[..., Ser
     report = run(serve(*OPTIONS), text_of, duration_s, min_requests, kill_every_s=3)
     for role in report.rss:
         assert report.bytes_per_request(role) < MAX_BYTES_PER_REQUEST, f"{role}: {report.rss[role]}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_clients_get_all_that_they_had_not_seen_though_frontends_die(serve: Callable[..., Served]) -> None:
+    """Frontends, output processes and workers, in any order: a whole result comes whole, a stream comes or is lost."""
+    group = serve(*OPTIONS)
+    soak = ClientSoak(group, seed=int(os.environ.get("SOAK_SEED", "1")))
+    soak.run(60 * float(os.environ.get("SOAK_MINUTES", "0.7")), kill_every_s=1.5)
+    print(dict(soak.counts), dict(soak.kills))
+    assert soak.kills["frontend"] >= 3 and soak.counts["whole"] > 1000
+    with group.client() as client:
+        wait_until(lambda: client.stats()["num_unfinished"] == 0, "nothing runs on", 30)
+    assert "Traceback" not in group.log

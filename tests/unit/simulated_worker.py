@@ -539,7 +539,7 @@ class Driver:
         assert isinstance(header, StepResult)
         self.num_results += 1
         ended_by_output = self._record(header, payload)
-        ended = {(request.key, reason) for request, reason in self.pipeline.apply(header, payload)}
+        ended = {(request.key, reason) for request, reason in self.pipeline.apply(header, payload).ended}
         assert ended == ended_by_output, "frontend and output disagree on an end"
         self.scheduler.check_integrity()
         return True

@@ -17,13 +17,19 @@ from procengine.structured.spec import StructuredOutputs
 from procengine.workflows.generate import GenerateBody
 from procengine.workflows.parts import load_frontend_parts
 
-LIMITS = LimitsConfig(max_request_bytes=2000, max_queued_requests=5, max_grammar_bytes=100)
+LIMITS = LimitsConfig(max_request_bytes=2000, max_queued_requests=5, max_client_requests=3, max_grammar_bytes=100)
 
 
 def check(params: SamplingParams | None = None, request_id: str = "r", workflow: str = "generate", **state: Any) -> Any:
     body = encode_body(generate_body({"prompt": "x"}, params))
     admission = Admission({"generate": load_frontend_parts("generate")}, LIMITS)
-    facts: dict[str, Any] = {"num_bytes": len(body), "num_unfinished": 0, "is_running": False, **state}
+    facts: dict[str, Any] = {
+        "num_bytes": len(body),
+        "num_unfinished": 0,
+        "num_of_client": 0,
+        "is_running": False,
+        **state,
+    }
     return admission.check(Submit(request_id, workflow, msgspec.Raw(body)), **facts)
 
 
@@ -39,7 +45,8 @@ def test_request_within_the_limits_comes_in() -> None:
         ({"num_bytes": 2001}, InvalidRequestError, r"request: has 2001 bytes, the limit \(max_request_bytes\) is 2000"),
         ({"request_id": ""}, InvalidRequestError, "request_id: must have 1 to 256 bytes"),
         ({"is_running": True}, InvalidRequestError, "request_id: 'r' is already running"),
-        ({"num_unfinished": 5}, OverloadedError, r"the limit \(max_queued_requests\) is 5"),
+        ({"num_unfinished": 5}, OverloadedError, r"5 unfinished requests, the limit \(max_queued_requests\) is 5"),
+        ({"num_of_client": 3}, OverloadedError, r"3 unfinished requests, the limit \(max_client_requests\) is 3"),
     ],
 )
 def test_what_is_refused_names_the_field_the_value_and_the_limit(
@@ -79,5 +86,5 @@ def test_too_much_is_refused_before_any_of_it_is_tokenized(fields: dict[str, Any
     submit = Submit("r", "generate", msgspec.Raw(encode_body(generate_body({"prompt": "x"}, SamplingParams(**fields)))))
     with pytest.raises(InvalidRequestError, match=f"^{message}$"):
         Admission({"generate": load_frontend_parts("generate")}, limits).check(
-            submit, num_bytes=9, num_unfinished=0, is_running=False
+            submit, num_bytes=9, num_unfinished=0, num_of_client=0, is_running=False
         )

@@ -232,9 +232,9 @@ class OutputSide:
         match message:
             case Register():
                 self._ask_for(self.outputs.register(message))
-            case Admitted(keys, counts):
-                for key, count in zip(keys, counts, strict=True):
-                    self.outputs.admit(key, count)
+            case Admitted(keys, counts, _, num_preemptions):
+                for admission in zip(keys, counts, num_preemptions, strict=True):
+                    self.outputs.admit(*admission)
             case Finish(key, reason, error):
                 ended = self.outputs.finish(key, reason, error)
                 self._ended_items += ended[1] if ended else []
@@ -659,8 +659,8 @@ def test_admitted_message_tells_who_starts_and_how_much_was_cached() -> None:
     group.submit("b", prompt, max_tokens=1)
     group.run()
     assert [message for message in group.told if isinstance(message, Admitted)] == [
-        Admitted([0], [0]),
-        Admitted([1], [32]),
+        Admitted([0], [0], 0, (0,)),
+        Admitted([1], [32], 0, (0,)),
     ]
 
 

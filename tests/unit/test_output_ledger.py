@@ -76,11 +76,12 @@ def test_one_with_too_many_tokens_is_not_kept() -> None:
 
 def test_admissions_are_told_again_in_one_message() -> None:
     ledger = ledger_of(0, 1)
-    ledger.admit(Admitted([0, 1], [16, 0], 5))
-    ledger.admit(Admitted([0], [32], 7))  # it was preempted in between
+    ledger.admit(Admitted([0, 1], [16, 0], 5, (0, 0)))
+    ledger.admit(Admitted([0], [32], 7, (1,)))  # it was preempted in between
+    ledger.admit(Admitted([0], [32], 9, (1,)))  # and its worker died
     entries = dict(ledger.running())
-    assert entries[0].admitted(0) == Admitted([0, 0], [16, 16], 5)
-    assert entries[1].admitted(1) == Admitted([1], [0], 5)
+    assert entries[0].admitted(0) == Admitted([0], [16], 5, (1,))
+    assert entries[1].admitted(1) == Admitted([1], [0], 5, (0,))
     ledger.register(register(2))
     assert dict(ledger.running())[2].admitted(2) is None
 

@@ -155,9 +155,9 @@ def test_result_of_another_epoch_is_dropped() -> None:
     planner = FakePlanner("generate", 1)
     pipe = pipeline(planner, epoch=1)
     names(pipe)
-    assert pipe.apply(result(0, epoch=0), NONE) == []
+    assert pipe.apply(result(0, epoch=0), NONE) == ((), 0)
     assert pipe.num_in_flight == 1
-    ended: list[tuple[Any, str]] = list(pipe.apply(result(0, epoch=1), NONE))
+    ended: list[tuple[Any, str]] = list(pipe.apply(result(0, epoch=1), NONE).ended)
     assert ended == [("generate-0", "stop")]
 
 

@@ -52,6 +52,13 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("speculative_tokens", [0, 64], [-1, 65]),
     ("mock_step_ms", [0, 0.5, 60_000], [-0.1, 60_001, math.nan, math.inf]),
     ("max_queued_requests", [1, 10**6], [0]),
+    ("max_queued_tokens", [1, 10**9], [0]),
+    ("max_clients", [1, 50], [0, (1 << 20) + 1]),
+    ("max_client_requests", [1, 10**6], [0]),
+    ("max_client_bytes", [1024, 1 << 40], [1023]),
+    ("max_unsent_bytes", [1024, 1 << 40], [1023]),
+    ("request_timeout", [0.001, 86_400], [0, -1, 86_401, math.nan, math.inf]),
+    ("queue_timeout", [0.001, 86_400], [0, -1, 86_401, math.nan, math.inf]),
     ("max_request_bytes", [1024, 1 << 30], [1023, (1 << 30) + 1]),
     ("max_n", [1, 1 << 16], [0, -1, (1 << 16) + 1]),
     ("max_stop_strings", [0, 1 << 16], [-1, (1 << 16) + 1]),
@@ -69,6 +76,10 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("restart_window", [0.1, 3600], [0, -1, math.nan, math.inf]),
     ("span_records", [0, 1, 1 << 14], [-1, 3, 1000, (1 << 24) + 1]),
     ("metrics_port", [0, 9400, 65535], [-1, 65536]),
+    ("crash_seconds", [0, 0.5, 3600], [-1, 3601, math.nan]),
+    ("crash_records", [1, 10_000], [0, 10_001]),
+    ("port", [0, 8000, 65535], [-1, 65536]),
+    ("api_workers", [1, 64], [0, -1, 65]),
 ]
 
 

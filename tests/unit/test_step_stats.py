@@ -87,3 +87,20 @@ def test_ring_keeps_the_newest_steps() -> None:
     values = stats.values(1)
     assert values["num_steps"] == 2 * count + 1
     assert values["frontend_us_per_step"] == {"p50": 5.0, "p99": 5.0}
+
+
+def test_asking_again_costs_little_and_news_are_seen() -> None:
+    """Of few samples every value is new; of many, percentiles may be as old as a hundred steps. Counters never are."""
+    stats = StepStats()
+    run_steps(stats, [True] * 20_000)
+    before = stats.values(1)
+    for step_id in range(20):
+        stats.step_sent(0, 20_000 + step_id, True, (20_000 + step_id) * 100 * US + step_id * 10**9, 0)
+        assert stats.values(1)["num_steps"] == 20_001 + step_id
+    assert stats.values(1)["frontend_us_per_step"] == before["frontend_us_per_step"]
+    for step_id in range(20_000, 50_000):
+        stats.step_sent(0, 20 + step_id, True, 10**12 + step_id * 700 * US, 0)
+    assert stats.values(1)["frontend_us_per_step"]["p50"] == 700.0
+    stats.reset()
+    run_steps(stats, [True] * 3, cpu_us=7)
+    assert stats.values(1)["frontend_us_per_step"]["p50"] == 7.0

@@ -17,11 +17,12 @@ from procengine.messages import GetStatus, encode
 from tests.procs.harness import Served, descendants, is_running, wait_until
 from tests.procs.raw_client import RawClient
 
-__all__ = ["Injector", "is_stopped", "marked_processes"]
+__all__ = ["SIGNALS", "Injector", "child_pid", "is_stopped", "marked_processes", "stall"]
 
 _INJECTED: Final = Path(__file__).parent / "injected"
 _DIR: Final = "FAULTS_DIR"
 _APPEARS_S: Final = 30.0
+SIGNALS: Final = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "stall": signal.SIGSTOP}
 # Ten times slower than the steps of 5 ms that the device takes here.
 _ORDERS: Final = {"raise": "raise", "memory": "memory", "exit": "exit", "slow": "slow 0.05 20"}
 
@@ -31,6 +32,7 @@ class Injector:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.first_fds: dict[str, int] = {}  # by process, before the first fault: see `Experiment`
         path = os.pathsep.join([str(_INJECTED), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.environment = {"PYTHONPATH": path, _DIR: str(folder)}
 
@@ -50,8 +52,8 @@ class Injector:
 
     def strike(self, group: Served, role: str, pid: int, fault: str, raw: RawClient | None) -> None:
         """The fault happens to the process: at once, or as soon as it does anything."""
-        if fault in ("SIGKILL", "SIGSTOP"):
-            os.kill(pid, getattr(signal, fault))
+        if fault in SIGNALS:
+            os.kill(pid, SIGNALS[fault])
         elif fault == "limit":
             size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
             resource.prlimit(pid, resource.RLIMIT_AS, (size, size))

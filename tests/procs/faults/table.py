@@ -10,12 +10,14 @@ from typing import Final, NamedTuple
 
 __all__ = ["CELLS", "FAST_CELLS", "Cell"]
 
-# SIGSTOP: the process hangs. raise, memory, exit: an exception, a MemoryError, an exit with status 0, in a step of its
-# work. limit: RLIMIT_AS at what it has. slow: ten times slower than the steps of the device, for a while.
-FAULTS: Final = ("SIGKILL", "SIGSTOP", "raise", "memory", "exit", "limit", "slow")
+# SIGSTOP: the process hangs; stall: it is continued after half a second. raise, memory, exit: an exception, a
+# MemoryError, an exit with status 0, in a step of its work. limit: RLIMIT_AS at what it has. slow: ten times slower
+# than the steps of the device, for a while.
+FAULTS: Final = ("SIGKILL", "SIGSTOP", "stall", "raise", "memory", "exit", "limit", "slow")
 
 # exact     every stream yields its tokens, once each, and one end; the group goes on, with a new process if one died
-# lost      every request that ran ends once, as lost; the group goes on, with a new process
+# lost      every request that ran ends with that word, or is sent again by its client and ends as if nothing had been;
+#           the group goes on, with a new process
 # told      every client hears an error within the time, and the group ends with status 1
 # gone      no process is left within the time, and clients find out by themselves
 # no-start  the group does not start, says which process failed, and leaves nothing
@@ -24,7 +26,7 @@ _OUTCOMES: Final = """
             starting   idle    prefill  decode  multi-step  draining  restarting
 worker      no-start   exact   exact    exact   exact       exact     exact
 output      no-start   exact   exact    exact   exact       exact     exact
-frontend    no-start   exact   lost     lost    lost        told      lost
+frontend    no-start   lost    lost     lost    lost        told      lost
 supervisor  gone       gone    gone     gone    gone        gone      -
 metrics     no-start   exact   exact    exact   exact       exact     exact
 """
@@ -57,12 +59,12 @@ def _cells() -> Iterator[Cell]:
 def _outcome(role: str, fault: str, phase: str, usual: str) -> str:
     if usual == "-":
         return "-"
-    if fault == "slow":
-        return "exact"  # slow is not dead
+    if fault in ("slow", "stall") and (fault, phase) != ("slow", "restarting"):  # neither is dead
+        return "-" if fault == "stall" and phase in ("starting", "restarting") and role != "supervisor" else "exact"
     if fault == "limit":  # it may die of this or may not
-        return usual if usual == "exact" and phase != "restarting" and role != "frontend" else "-"
-    if fault == "SIGSTOP" and (role == "supervisor" or (role != "worker" and phase not in ("starting", "restarting"))):
-        return "exact"  # it stands still until it is continued
+        return usual if usual == "exact" and phase != "restarting" else "-"
+    if fault == "SIGSTOP" and role == "supervisor":
+        return "-"  # nobody watches it; what it does not do meanwhile, nobody needs
     return usual
 
 
@@ -79,6 +81,7 @@ FAST_CELLS: Final = frozenset(
         "output-exit-idle",
         "output-memory-prefill",
         "output-SIGSTOP-decode",
+        "supervisor-stall-decode",
         "output-SIGKILL-draining",
         "frontend-raise-decode",
         "supervisor-raise-decode",

@@ -32,6 +32,7 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
                 "stop_reason": None,
                 "logprobs": [{"4": {"logprob": -0.5, "rank": 1}}],
                 "tool_calls": None,
+                "error": None,
             }
         ],
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cached_tokens": 2},

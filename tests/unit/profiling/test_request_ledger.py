@@ -27,8 +27,14 @@ def accept(key: int, rank: int = 0, accepted_ns: int = 100, num_prompt_tokens: i
     return lambda r: r.accept(key, f"r{key}", rank=rank, accepted_ns=accepted_ns, num_prompt_tokens=num_prompt_tokens)
 
 
-def admit(key: int, num_cached_tokens: int = 4) -> Fill:
-    return lambda r: r.add(RecordKind.REQUEST_ADMITTED, key, sent_ns=200, num_cached_tokens=num_cached_tokens)
+def admit(key: int, num_cached_tokens: int = 4, num_preemptions: int = 0) -> Fill:
+    return lambda r: r.add(
+        RecordKind.REQUEST_ADMITTED,
+        key,
+        sent_ns=200,
+        num_cached_tokens=num_cached_tokens,
+        num_preemptions=num_preemptions,
+    )
 
 
 def done(key: int, admitted_ns: int = 200, num_preemptions: int = 0) -> Fill:
@@ -86,7 +92,7 @@ def test_totals_do_not_depend_on_what_was_read_first(order: tuple[str, ...]) -> 
 @pytest.mark.parametrize("seed", range(20))
 def test_preemptions_count_once_each(seed: int) -> None:
     draw = random.Random(seed)
-    frontend, output = [accept(0), *[admit(0)] * 4], [done(0, num_preemptions=3)]
+    frontend, output = [accept(0), *(admit(0, num_preemptions=n) for n in range(4))], [done(0, num_preemptions=3)]
     ledger = RequestLedger()
     while frontend or output:
         taken, ended = draw.randint(0, len(frontend)), draw.randint(0, len(output))
@@ -94,6 +100,14 @@ def test_preemptions_count_once_each(seed: int) -> None:
         frontend, output = frontend[taken:], output[ended:]
     assert ledger.num_preemptions == 3
     assert (ledger.num_unfinished, ledger.num_prompt_tokens) == (0, 10)
+
+
+def test_coming_back_from_a_worker_that_died_is_no_preemption() -> None:
+    ledger = RequestLedger()
+    ledger.add(tables(accept(0), admit(0), admit(0), admit(0, num_preemptions=1)))
+    assert (ledger.num_preemptions, ledger.num_prompt_tokens) == (1, 10)
+    ledger.add(tables(done(0, num_preemptions=1)))
+    assert ledger.num_preemptions == 1
 
 
 def test_a_request_that_was_never_admitted_brings_no_prompt_tokens() -> None:
