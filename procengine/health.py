@@ -48,7 +48,7 @@ def group_health(status: Status) -> GroupHealth:
     ]
     return GroupHealth(
         live=True,
-        ready=ready_roles == {"supervisor", "frontend", "output", "worker"},
+        ready=ready_roles >= {"supervisor", "frontend", "output", "worker"},
         progressing=all(process.progressing or process.state == "dead" for process in needed),
         problems=tuple(problems),
     )

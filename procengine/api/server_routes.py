@@ -17,11 +17,10 @@ from procengine.api.metrics_page import fetch_metrics
 from procengine.api.routes import Call
 from procengine.errors import EngineDeadError, ShuttingDownError
 from procengine.groups import describe
+from procengine.health import group_health
 from procengine.profiling.process_watch import process_name
 
 __all__ = ["health", "list_models", "live", "metrics", "ready", "show_model", "version"]
-
-_NOT_ANSWERING = frozenset({"silent", "dead"})
 
 
 def live(call: Call) -> None:
@@ -43,12 +42,12 @@ def ready(call: Call) -> None:
 
 
 async def health(call: Call) -> None:
-    """`GET /health`: every process of the group answers. Says what they do."""
+    """`GET /health`: the group serves and moves (`procengine.health`). Says what each process does."""
     service = call.service
     status = await service.status.ask()
     processes = {} if status is None else {process_name(one): one.state for one in status.processes}
-    bad = [name for name, state in processes.items() if state in _NOT_ANSWERING]
-    if service.error is not None or service.is_draining or not processes or bad:
+    is_healthy = status is not None and group_health(status).is_healthy
+    if service.error is not None or service.is_draining or not is_healthy:
         text = service.error or ("draining" if service.is_draining else "unwell")
         about = {"status": text, "processes": processes}
         call.exchange.send(Response(503, json_bytes(about), headers=(("Retry-After", "1"),)))

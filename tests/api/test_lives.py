@@ -50,6 +50,10 @@ def depth(group: Served) -> int:
         pytest.param(
             ("--mock-step-ms", 20), [long(prompt=[as_ids(3, at) for at in range(5)], n=3)], marks=pytest.mark.slow
         ),
+        pytest.param(
+            ("--mock-step-ms", 400, "--max-num-batched-tokens", 16, "--max-num-seqs", 16),
+            [long(prompt=as_ids(1900), max_tokens=100)],
+        ),
         pytest.param(("--mock-step-ms", 20, "--max-num-seqs", 1), [long(), long(), long(stream=True)]),
     ],
     ids=["whole", "stream", "many", "queued"],
