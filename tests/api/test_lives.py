@@ -56,7 +56,7 @@ def depth(group: Served) -> int:
         ),
         pytest.param(("--mock-step-ms", 20, "--max-num-seqs", 1), [long(), long(), long(stream=True)]),
     ],
-    ids=["whole", "stream", "many", "queued"],
+    ids=["whole", "stream", "many", "prefill", "queued"],
 )
 def test_api_05_who_leaves_is_not_worked_for(
     serve: Callable[..., Served], options: tuple[object, ...], bodies: list[dict[str, Any]], half: bool
