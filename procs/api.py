@@ -75,6 +75,7 @@ class Api:
 
     def _on_attached(self, _: Welcome) -> None:
         self._child.say_ready({})
+        self._control.poke()  # a send may swallow the wake-up
 
     def _on_control(self, frames: list[bytes]) -> None:
         match decode_from_supervisor(frames[0]):

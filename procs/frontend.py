@@ -154,6 +154,7 @@ class Frontend:
         )
         self._door.open(self._engine, self._steps)
         child.say_ready({"num_blocks": sum(counts)})
+        self._control.poke()  # a send may swallow the wake-up
 
     def _on_worker_lost(self, rank: int, epoch: int) -> None:
         self._results.drain()
