@@ -9,12 +9,10 @@ import os
 import re
 from pathlib import Path
 from typing import Literal, cast
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
 from procengine.config import (
-    ApiConfig,
     CacheConfig,
     CrashConfig,
     Device,
@@ -23,7 +21,6 @@ from procengine.config import (
     GroupConfig,
     Kernels,
     LimitsConfig,
-    MetricsConfig,
     ModelConfig,
     ProfilingConfig,
     Quantization,
@@ -35,6 +32,7 @@ from procengine.cpu_flags import cpu_flags
 from procengine.decoder_sizes import decoder_sizes
 from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
+from procengine.http_config import resolve_api, resolve_metrics
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
 from procengine.listen import resolve_listen
@@ -48,6 +46,10 @@ __all__ = ["EngineArgs", "resolve"]
 
 _MAX_NAME_LENGTH = 40
 _CHUNK_TOKENS = 2048
+_CPU_CHUNK_TOKENS = (
+    256  # there a step of more is no faster a token, and all that decode wait for it (docs/PERFORMANCE.md)
+)
+_PROMPT_TOKENS = 64  # of each step, however many rows decode
 _GIB = 1 << 30
 _MAX_CLIENTS = 4096
 
@@ -138,7 +140,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         model = msgspec.structs.replace(model, pooling=args.pooling)
     model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
     device = _device(args)
-    group, api = _group(args, model), _api(args, model)
+    group, api = _group(args, model), resolve_api(args, model)
     return EngineConfig(
         model=model,
         group=group,
@@ -148,11 +150,11 @@ def resolve(args: EngineArgs) -> EngineConfig:
             memory_bytes=args.kv_cache_memory or _cache_bytes(args.workers),
             enable_prefix_caching=args.enable_prefix_caching,
         ),
-        scheduler=_scheduler(args, model),
+        scheduler=_scheduler(args, model, device),
         worker=_worker(args, model, device),
         limits=_limits(args),
         profiling=ProfilingConfig(span_records=args.span_records),
-        metrics=_metrics(args, group, api),
+        metrics=resolve_metrics(args, group, api),
         api=api,
         listen=resolve_listen(args.listen, args.curve_keys),
         crash=_crash(args),
@@ -212,16 +214,21 @@ def _check_ranges(args: EngineArgs) -> None:
         raise ConfigError(f"span_records: must be a power of two or 0, got {args.span_records}")
 
 
-def _scheduler(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
+def _token_budget(args: EngineArgs, max_model_len: int, device: Device) -> int:
+    if not args.enable_chunked_prefill:
+        return max(max_model_len, args.max_num_seqs)
+    chunk = _CPU_CHUNK_TOKENS if device == "cpu" else _CHUNK_TOKENS
+    return max(chunk, args.max_num_seqs + _PROMPT_TOKENS)
+
+
+def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> SchedulerConfig:
     max_model_len = args.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"max_model_len: {max_model_len} is more than the {model.max_position_embeddings} positions "
             f"that {model.name} was made for (max_position_embeddings)"
         )
-    budget = args.max_num_batched_tokens or max(
-        _CHUNK_TOKENS if args.enable_chunked_prefill else max_model_len, args.max_num_seqs
-    )
+    budget = args.max_num_batched_tokens or _token_budget(args, max_model_len, device)
     if budget < args.max_num_seqs:
         raise ConfigError(f"max_num_batched_tokens: must be at least max_num_seqs ({args.max_num_seqs}), got {budget}")
     if not args.enable_chunked_prefill and budget < max_model_len:
@@ -232,6 +239,7 @@ def _scheduler(args: EngineArgs, model: ModelConfig) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=budget,
+        max_embed_tokens=args.max_num_batched_tokens or max(budget, _CHUNK_TOKENS),
         max_model_len=max_model_len,
         enable_chunked_prefill=args.enable_chunked_prefill,
         policy=args.scheduling_policy,
@@ -276,64 +284,9 @@ def _max_clients(asked: int | None) -> int:
     return min(_MAX_CLIENTS, most) if asked is None else asked
 
 
-def _metrics(args: EngineArgs, group: GroupConfig, api: ApiConfig) -> MetricsConfig:
-    for field in ("metrics_port", "otlp_endpoint"):
-        if getattr(args, field) is not None and not args.span_records:
-            raise ConfigError(f"{field}: comes from spans, and span_records is 0")
-    if not args.metrics_host:  # to the system it would mean every address
-        raise ConfigError("metrics_host: must name an address (0.0.0.0 is every one), got ''")
-    # The HTTP processes show the same pages, and get them there: over the port, if there is one.
-    is_inner = api.is_on and args.metrics_port is None and bool(args.span_records)
-    uds = f"{group.run_dir}/pages.sock" if is_inner else None
-    return MetricsConfig(args.metrics_port, args.metrics_host, _otlp_url(args.otlp_endpoint), uds)
-
-
-def _api(args: EngineArgs, model: ModelConfig) -> ApiConfig:
-    if args.port is not None and args.uds is not None:
-        raise ConfigError("uds: serves instead of a port, and port was given as well")
-    for field in ("host", "uds", "ssl_certfile", "ssl_keyfile"):
-        if getattr(args, field) == "":
-            raise ConfigError(f"{field}: must not be empty")
-    if (args.ssl_certfile is None) != (args.ssl_keyfile is None):
-        raise ConfigError("ssl_certfile and ssl_keyfile: must be given together")
-    for field in ("ssl_certfile", "ssl_keyfile"):
-        path = getattr(args, field)
-        if path is not None and not Path(path).is_file():
-            raise ConfigError(f"{field}: there is no file {path}")
-    keys = args.api_key or tuple(filter(None, (os.environ.get("PROCENGINE_API_KEY"),)))
-    if any(not key or not key.isascii() or not key.isprintable() for key in keys):
-        raise ConfigError("api_key: must be printable ASCII, and not empty")
-    return ApiConfig(
-        port=args.port,
-        host=args.host,
-        uds=args.uds,
-        num_workers=args.api_workers,
-        api_keys=keys,
-        served_model_names=args.served_model_name or (model.name,),
-        allowed_origins=args.allowed_origins,
-        ssl_certfile=args.ssl_certfile,
-        ssl_keyfile=args.ssl_keyfile,
-    )
-
-
 def _crash(args: EngineArgs) -> CrashConfig:
     folder = procengine_home() / "crashes" if args.crash_dir is None else Path(args.crash_dir).expanduser()
     return CrashConfig(str(folder.absolute()), args.crash_seconds, args.crash_records, args.redact_prompts)
-
-
-def _otlp_url(endpoint: str | None) -> str | None:
-    """Where traces go: what was given, with the path of the standard if it has none."""
-    if endpoint is None:
-        return None
-    wrong = ConfigError(f"otlp_endpoint: must be a URL such as http://localhost:4318, got {endpoint!r}")
-    try:
-        parts = urlsplit(endpoint)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError as error:  # a port that is no number
-        raise wrong from error
-    if not is_url:
-        raise wrong
-    return endpoint if parts.path.strip("/") else urlunsplit(parts._replace(path="/v1/traces"))
 
 
 def _group(args: EngineArgs, model: ModelConfig) -> GroupConfig:

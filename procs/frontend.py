@@ -263,6 +263,7 @@ def _make_pipeline(child: Child, parts: dict[str, FrontendParts], worker: Worker
     limits = SchedulerLimits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_embed_tokens=scheduler.max_embed_tokens,
         max_model_len=scheduler.max_model_len,
         block_size=cache.block_size,
         num_blocks=worker.num_blocks,
@@ -287,7 +288,7 @@ def _model_facts(child: Child, num_blocks: int) -> ModelFacts:
         vocab_size=config.model.vocab_size,
         max_model_len=config.scheduler.max_model_len,
         pool_tokens=num_blocks * config.cache.block_size,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_embed_tokens=config.scheduler.max_embed_tokens,
         eos_token_ids=config.model.eos_token_ids,
         limits=config.limits,
     )

@@ -47,9 +47,9 @@ def accept(body: EmbedBody, prepared: Prepared, facts: ModelFacts, identity: Ide
         InvalidRequestError: the prompt is empty, too long for one step, or not of this model.
     """
     prompt = check_prompt(prepared.token_ids, facts)
-    if len(prompt) > facts.max_num_batched_tokens:
+    if len(prompt) > facts.max_embed_tokens:
         raise InvalidRequestError(
-            f"prompt: has {len(prompt)} tokens, one step embeds at most {facts.max_num_batched_tokens} "
+            f"prompt: has {len(prompt)} tokens, one step embeds at most {facts.max_embed_tokens} "
             "(max_num_batched_tokens)"
         )
     return [EmbedRequest(identity.key, identity.client, identity.request_id, prompt)]
@@ -73,7 +73,7 @@ class EmbedPlanner:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.counters = SchedulerCounters()
-        self._max_tokens = limits.max_num_batched_tokens
+        self._max_tokens = limits.max_embed_tokens or limits.max_num_batched_tokens
         self._max_rows = limits.max_num_seqs
         self._waiting: deque[EmbedRequest] = deque()
         self._running: dict[int, EmbedRequest] = {}

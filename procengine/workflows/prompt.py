@@ -98,7 +98,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     vocab_size: int
     max_model_len: int
     pool_tokens: int  # most tokens one request can hold in a worker's KV pool
-    max_num_batched_tokens: int
+    max_embed_tokens: int  # of one sequence that is not cut
     eos_token_ids: tuple[int, ...]
     limits: LimitsConfig
 

@@ -34,7 +34,7 @@ def facts(**changes: Any) -> ModelFacts:
         "vocab_size": VOCAB,
         "max_model_len": 8192,
         "pool_tokens": 1 << 20,
-        "max_num_batched_tokens": 2048,
+        "max_embed_tokens": 2048,
         "eos_token_ids": EOS,
         "limits": LimitsConfig(),
     }

@@ -114,8 +114,10 @@ def test_every_numeric_option_has_its_ranges_tested() -> None:
 @pytest.mark.parametrize(
     ("options", "budget"),
     [
-        ({}, 2048),
-        ({"max_num_seqs": 4096}, 4096),
+        ({}, 256 + 64),
+        ({"max_num_seqs": 32}, 256),
+        ({"device": "mock"}, 2048),
+        ({"max_num_seqs": 4096}, 4096 + 64),
         ({"enable_chunked_prefill": False}, POSITIONS),
         ({"enable_chunked_prefill": False, "max_num_seqs": 1024}, 1024),
         ({"enable_chunked_prefill": False, "max_model_len": 100, "max_num_seqs": 8}, 100),
