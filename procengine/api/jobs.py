@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -38,7 +39,7 @@ class StreamRenderer(Protocol):
         ...
 
 
-class Job:
+class Job(ABC):
     """What both kinds share: the works, and one answer."""
 
     is_collected = False  # whether nothing is shown before the end
@@ -72,8 +73,9 @@ class Job:
         except Exception as error:  # noqa: BLE001 - per request, at the rim
             self._fail(error)
 
+    @abstractmethod
     def _take(self, work: Work) -> None:
-        raise NotImplementedError
+        """Something has come of this request."""
 
     def _has_ended(self, work: Work) -> bool:
         """Whether this was the last of all. Raises what ended it, if an error did."""
@@ -92,8 +94,9 @@ class Job:
         else:
             self._exchange.send(error_response(error, is_anthropic=self._is_anthropic))
 
+    @abstractmethod
     def _break_off(self, error: ApiError) -> None:
-        raise NotImplementedError
+        """An error came behind the first byte."""
 
     def _abandon(self) -> None:
         """Nobody waits for the answer any more."""
