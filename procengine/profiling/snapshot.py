@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.profiling.records import COLUMNS, RecordKind
-from procengine.profiling.span_ring import NAME_PREFIX, map_arena, read_mapped_arena
+from procengine.profiling.span_ring import NAME_PREFIX, has_rings, map_arena, read_mapped_arena
 
 __all__ = ["SpanReader", "SpanTables", "Table"]
 
@@ -118,8 +118,8 @@ class SpanReader:
 
     @property
     def num_processes(self) -> int:
-        """Processes whose memory was found so far. None: the group keeps no spans."""
-        return len(self._arenas)
+        """Processes whose rings were found so far. None: the group keeps no spans."""
+        return sum(has_rings(arena.buffer) for arena in self._arenas.values())
 
     def skip(self) -> None:
         """Begin here: what was written so far is not wanted."""

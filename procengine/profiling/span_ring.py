@@ -32,6 +32,7 @@ __all__ = [
     "RingSnapshot",
     "SpanArena",
     "SpanWriter",
+    "has_rings",
     "make_arena",
     "map_arena",
     "read_arena",
@@ -181,6 +182,12 @@ def read_arena(fd: int, since: dict[str, int] | None = None) -> list[RingSnapsho
 def map_arena(fd: int) -> mmap.mmap:
     """The memory of an arena, to read it more than once; the descriptor may be closed."""
     return mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+
+
+def has_rings(buffer: mmap.mmap) -> bool:
+    """Whether the process of a mapped arena keeps spans."""
+    _, num_rings, _ = _HEADER.unpack_from(buffer)
+    return bool(num_rings)
 
 
 def read_mapped_arena(buffer: mmap.mmap, since: dict[str, int] | None = None) -> list[RingSnapshot]:
