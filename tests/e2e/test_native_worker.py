@@ -64,7 +64,10 @@ def test_every_kind_of_request_is_served_without_torch(group: RunningGroup, tiny
     assert not has_torch(group)
 
 
-def test_a_logits_processor_brings_torch_and_the_log_says_why(tiny_llama: TinyCase) -> None:
+def test_a_logits_processor_brings_torch_and_the_log_says_why(
+    tiny_llama: TinyCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where the worker finds it
     options = {**_OPTIONS, "logits_processors": ["tests.e2e.only_token_nine:make"]}
     with RunningGroup(tiny_llama.folder, **options) as running:
         answer = running.client.generate([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True))
