@@ -56,9 +56,11 @@ class SoakReport:
     duration_s: float = 0.0
 
     def bytes_per_request(self, role: str) -> float:
-        """Slope of the resident memory in the second half of the run, by least squares."""
+        """Slope of the resident memory in the second half of the run, by least squares; 0 if it has one sample only."""
         half = len(self.ended) // 2
-        return float(np.polyfit(self.ended[half:], self.rss[role][half:], 1)[0])
+        ended, rss = np.array(self.ended[half:], np.float64), np.array(self.rss[role][half:], np.float64)
+        ended -= ended.mean()
+        return float(ended @ (rss - rss.mean()) / (ended @ ended or 1.0))
 
     def __str__(self) -> str:
         lines = [f"{self.duration_s:.0f} s: {dict(self.counts)}", f"kills: {dict(self.kills)}"]
