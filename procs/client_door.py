@@ -171,7 +171,7 @@ class ClientDoor:
     def tell_all(self, error: str) -> None:
         """End every request whose output cannot come any more, and say why to everybody."""
         for client in self._clients:
-            self._sockets.send(client, encode(Rejected("", EngineDeadError.code, error)))
+            self._sockets.try_send(client, encode(Rejected("", EngineDeadError.code, error)))
 
     def _on_message(self, frames: list[bytes]) -> None:
         client, data = frames[0], frames[-1]

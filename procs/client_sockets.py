@@ -28,7 +28,7 @@ _REMOTE: Final = b"\0\0tcp:"  # ids that begin with a zero byte are ZeroMQ's own
 
 
 class ClientSockets:
-    """The ROUTERs that clients connect to. `send` takes the ids that `on_message` was given (frame 0)."""
+    """The ROUTERs that clients connect to. `try_send` takes the ids that `on_message` was given (frame 0)."""
 
     def __init__(
         self,
@@ -94,10 +94,6 @@ class ClientSockets:
         if self._remote is not None and client.startswith(_REMOTE):
             return ipc.try_send_routed(self._remote, client[len(_REMOTE) :], message)
         return ipc.try_send_routed(self._local, client, message)
-
-    def send(self, client: bytes, message: bytes) -> bool:
-        """The same. False: the client cannot be sent to."""
-        return self.try_send(client, message) is ipc.Sending.SENT
 
     def poke(self) -> None:
         """Look for messages soon: a send may have swallowed the wake-up."""
