@@ -25,10 +25,6 @@ class DecoderSizes:
     rms_norm_eps: float
     sliding_window: int | None
 
-    @property
-    def qkv_size(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-
 
 def why_not(sizes: DecoderSizes, block_size: int) -> str | None:
     """Why this model cannot run natively, over a cache of such blocks; None where it can."""
