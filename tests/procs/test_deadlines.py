@@ -12,7 +12,7 @@ from procengine import SamplingParams
 from procengine.errors import OverloadedError, RequestFailedError
 from procengine.messages import Delta
 from tests.procs.canary import expect_idle
-from tests.procs.harness import Served, as_ids, key_of, tokens_of, wait_until
+from tests.procs.harness import Served, as_ids, key_of, make_model, tokens_of, wait_until
 from tests.procs.raw_client import RawClient, body
 
 LONG = SamplingParams(temperature=0, max_tokens=2000)  # 4 s and more
@@ -82,10 +82,11 @@ def test_clients_see_the_reason_and_keep_the_text(group: Served) -> None:
         )
 
 
-def test_time_spent_in_the_tokenizer_counts(group: Served) -> None:
+def test_time_spent_in_the_tokenizer_counts(short_dir: Path, tmp_path: Path) -> None:
     """It works on one batch at a time; nobody waits for it longer than asked."""
-    with RawClient(group.endpoint) as raw:
-        raw.submit("busy", body("a" * 500_000))
+    model = make_model(short_dir / "long", max_position_embeddings=1 << 20)  # else the text is refused by its length
+    with Served(model, tmp_path) as group, RawClient(group.wait_ready().endpoint) as raw:
+        raw.submit("busy", body("a" * 1_500_000))
         raw.submit("waiting", {"prompt": "abc", "timeout_s": 0.001})
         raw.submit("patient", {"prompt": "abc", "timeout_s": 60})
         answer = raw.rejection("waiting", 30)
@@ -94,7 +95,7 @@ def test_time_spent_in_the_tokenizer_counts(group: Served) -> None:
         raw.wait_ends("busy", "patient", timeout_s=30)
         wait_until(lambda: raw.num_ends("waiting") == 2, "the second one of that name ends", 30)
         assert raw.num_ends("patient") == 1
-    expect_idle(group)
+        expect_idle(group)
 
 
 def test_the_group_has_a_default_and_a_request_may_differ(impatient: Served) -> None:
