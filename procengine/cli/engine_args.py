@@ -34,6 +34,7 @@ _HELP: Final[Mapping[str, str]] = {
     "enable_prefix_caching": "keep the KV blocks of finished prompts, and reuse them for equal beginnings",
     "max_num_seqs": "most requests that run at once in one worker",
     "max_num_batched_tokens": "token budget of one step (auto: 2048, on a CPU 256; more for many rows, whole prompts)",
+    "max_mixed_tokens": "the same while some decode, and wait for the prompts in it (auto: 128 on a CPU)",
     "max_model_len": "most tokens of prompt and answer together (auto: what the model was made for)",
     "enable_chunked_prefill": "cut long prompts into pieces, so that running requests go on meanwhile",
     "scheduling_policy": "who starts first: fcfs, in order of arrival, or priority, smaller numbers first",
