@@ -13,6 +13,7 @@ from typing import Literal, cast
 import msgspec
 
 from procengine.config import (
+    AttentionBackend,
     CacheConfig,
     CrashConfig,
     Device,
@@ -61,6 +62,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     device: Literal["auto", "cpu", "cuda", "mock"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kernels: Literal["auto", "native", "torch"] = "auto"
+    attention_backend: Literal["auto", "torch", "triton"] = "auto"
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
     kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     workers: int = 1
@@ -338,11 +340,21 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
         kv_cache_dtype=_kv_cache_dtype(args, dtype, kernels),
         quantization=_quantization(args, model, reason),
         kernels=kernels,
+        attention_backend=_attention_backend(args, kernels),
         num_workers=args.workers,
         threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
         mock_step_ms=args.mock_step_ms,
         logits_processors=args.logits_processors,
     )
+
+
+def _attention_backend(args: EngineArgs, kernels: Kernels) -> AttentionBackend:
+    if kernels == "native" and args.attention_backend != "auto":
+        raise ConfigError(
+            f"attention_backend: {args.attention_backend} is for the torch kernels (--kernels torch); native ones have "
+            "their own attention"
+        )
+    return args.attention_backend
 
 
 def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str | None:
