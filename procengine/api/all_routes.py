@@ -5,8 +5,9 @@ from __future__ import annotations
 from procengine.api.anthropic_routes import count_tokens, create_message
 from procengine.api.embedding_routes import embed, rerank, score
 from procengine.api.generation_routes import chat, complete, respond
+from procengine.api.page_routes import page_file
 from procengine.api.routes import Route, RouteTable
-from procengine.api.server_routes import health, list_models, live, metrics, ready, show_model, version
+from procengine.api.server_routes import health, list_models, live, metrics, ready, show_model, top, version
 from procengine.api.token_routes import detokenize, tokenize
 
 __all__ = ["all_routes"]
@@ -21,6 +22,10 @@ def all_routes() -> RouteTable:
             Route("GET", "/ready", ready),
             Route("GET", "/version", version),
             Route("GET", "/metrics", metrics),
+            Route("GET", "/top", top),
+            Route("GET", "/", page_file("index.html"), is_public=True),
+            Route("GET", "/page.css", page_file("page.css"), is_public=True),
+            Route("GET", "/page.js", page_file("page.js"), is_public=True),
             Route("POST", "/tokenize", tokenize),
             Route("POST", "/detokenize", detokenize),
             Route("GET", "/v1/models", list_models),

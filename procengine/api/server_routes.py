@@ -13,14 +13,14 @@ import procengine
 from procengine.api.errors import ApiError
 from procengine.api.exchange import Response
 from procengine.api.json_body import json_bytes
-from procengine.api.metrics_page import fetch_metrics
+from procengine.api.metrics_page import fetch_page
 from procengine.api.routes import Call
 from procengine.errors import EngineDeadError, ShuttingDownError
 from procengine.groups import describe
 from procengine.health import group_health
 from procengine.profiling.process_watch import process_name
 
-__all__ = ["health", "list_models", "live", "metrics", "ready", "show_model", "version"]
+__all__ = ["health", "list_models", "live", "metrics", "ready", "show_model", "top", "version"]
 
 
 def live(call: Call) -> None:
@@ -57,7 +57,12 @@ async def health(call: Call) -> None:
 
 async def metrics(call: Call) -> None:
     """`GET /metrics`: for Prometheus."""
-    call.exchange.send(await fetch_metrics(call.service.config))
+    call.exchange.send(await fetch_page(call.service.config, "/metrics"))
+
+
+async def top(call: Call) -> None:
+    """`GET /top`: the group in figures, as `procengine top --json` prints them."""
+    call.exchange.send(await fetch_page(call.service.config, "/top"))
 
 
 def version(call: Call) -> None:

@@ -137,6 +137,7 @@ PURE = (
     "procengine.trace_context",
     "procengine.profiling.bubbles",
     "procengine.profiling.exposition",
+    "procengine.profiling.group_frame",
     "procengine.profiling.group_totals",
     "procengine.profiling.histogram",
     "procengine.profiling.metric_families",
