@@ -8,6 +8,7 @@ from procengine.api.generation_routes import chat, complete, respond
 from procengine.api.page_routes import page_file
 from procengine.api.routes import Route, RouteTable
 from procengine.api.server_routes import health, list_models, live, metrics, ready, show_model, top, version
+from procengine.api.stream_routes import cancel_stream, resume_stream
 from procengine.api.token_routes import detokenize, tokenize
 
 __all__ = ["all_routes"]
@@ -35,6 +36,8 @@ def all_routes() -> RouteTable:
             Route("POST", "/v1/responses", respond),
             Route("POST", "/v1/messages", create_message, is_anthropic=True),
             Route("POST", "/v1/messages/count_tokens", count_tokens, is_anthropic=True),
+            Route("GET", "/v1/streams/", resume_stream),
+            Route("DELETE", "/v1/streams/", cancel_stream),
             Route("POST", "/v1/embeddings", embed),
             Route("POST", "/v1/score", score),
             Route("POST", "/v1/rerank", rerank),

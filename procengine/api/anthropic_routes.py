@@ -19,6 +19,7 @@ from procengine.api.exchange import Response
 from procengine.api.jobs import StreamJob, WholeJob
 from procengine.api.json_body import decode_body, json_bytes
 from procengine.api.routes import Call
+from procengine.api.stream_routes import way_back
 
 __all__ = ["count_tokens", "create_message"]
 
@@ -31,12 +32,13 @@ def create_message(call: Call) -> None:
     service.check_workflow("generate")
     body, offer = messages_request_body(request, service.welcome.tool_call_parser)
     facts = service.answer_facts(f"msg_{call.request_id}")
+    exchange = way_back(call, streams=bool(request.stream))
     if request.stream:
         renderer = MessagesStream(request, facts, offer.style)
-        StreamJob(service.link, call.exchange, renderer).start("generate", [body], call.traceparent)
+        StreamJob(service.link, exchange, renderer).start("generate", [body], call.traceparent)
     else:
         render = partial(messages_answer, request, facts, offer.style)
-        WholeJob(service.link, call.exchange, render, is_anthropic=True).start("generate", [body], call.traceparent)
+        WholeJob(service.link, exchange, render, is_anthropic=True).start("generate", [body], call.traceparent)
 
 
 async def count_tokens(call: Call) -> None:

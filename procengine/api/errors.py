@@ -23,7 +23,7 @@ __all__ = ["ApiError", "anthropic_body", "api_error", "bad_request", "error_resp
 
 _MAX_MESSAGE: Final = 2000
 _RETRY_AFTER_S: Final = 1
-_FIELD: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]]*): ")
+_FIELD: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]-]*): ")  # of the body, or a header
 _TYPE_BY_STATUS: Final = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",

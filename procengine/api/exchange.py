@@ -71,3 +71,7 @@ class Exchange(Protocol):
     def end(self, data: bytes = b"") -> None:
         """The last piece."""
         ...
+
+    def cut(self) -> None:
+        """End in the middle, so that the peer sees that this is no end."""
+        ...
