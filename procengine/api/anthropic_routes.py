@@ -25,7 +25,7 @@ __all__ = ["count_tokens", "create_message"]
 
 
 def create_message(call: Call) -> None:
-    """`POST /v1/messages`."""
+    """`POST /v1/messages`: a conversation goes on, in Anthropic's shape."""
     request = decode_body(MESSAGES_DECODER, call.request.body)
     service = call.service
     service.check_model(request.model)
@@ -42,7 +42,7 @@ def create_message(call: Call) -> None:
 
 
 async def count_tokens(call: Call) -> None:
-    """`POST /v1/messages/count_tokens`."""
+    """`POST /v1/messages/count_tokens`: how long a conversation is."""
     request = decode_body(COUNT_DECODER, call.request.body)
     service = call.service
     service.check_model(request.model)

@@ -23,7 +23,7 @@ __all__ = ["chat", "complete", "respond"]
 
 
 def chat(call: Call) -> None:
-    """`POST /v1/chat/completions`."""
+    """`POST /v1/chat/completions`: a conversation goes on."""
     request = decode_body(CHAT_DECODER, call.request.body)
     service = call.service
     service.check_model(request.model)
@@ -43,7 +43,7 @@ def chat(call: Call) -> None:
 
 
 def complete(call: Call) -> None:
-    """`POST /v1/completions`."""
+    """`POST /v1/completions`: a text, or several, go on."""
     request = decode_body(COMPLETION_DECODER, call.request.body)
     service = call.service
     service.check_model(request.model)
@@ -61,7 +61,7 @@ def complete(call: Call) -> None:
 
 
 def respond(call: Call) -> None:
-    """`POST /v1/responses`."""
+    """`POST /v1/responses`: a conversation goes on, in the newer shape, without state."""
     request = decode_body(RESPONSES_DECODER, call.request.body)
     service = call.service
     service.check_model(request.model)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from procengine.api.all_routes import all_routes
@@ -138,6 +139,24 @@ def test_top_is_the_group_in_figures(group: Served, http: HttpClient) -> None:
     assert {one["name"]: one["pid"] for one in frame["processes"]} == group.pids
     assert frame["totals"]["output_tokens"] >= 40 and frame["window"]["output_tokens"] > 0
     assert 0 <= frame["workers"][0]["kv_usage"] <= 1 and 0 <= frame["window"]["workers"][0]["bubble"] <= 1
+
+
+def test_the_openapi_document_tells_every_route_and_what_is_decoded(http: HttpClient) -> None:
+    document = http.get("/openapi.json").json
+    told = {(method.upper(), path.partition("{")[0]) for path, at in document["paths"].items() for method in at}
+    pages = {("GET", path) for path in ("/", "/page.css", "/page.js", "/openapi.json")}
+    assert told | pages == {(route.method, route.path) for route in all_routes().routes}
+    schemas = document["components"]["schemas"]
+
+    def schema_of(path: str) -> dict[str, Any]:
+        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        return dict(schemas[body["$ref"].rpartition("/")[2]])
+
+    chat = schema_of("/v1/chat/completions")
+    assert chat["required"] == ["messages"] and chat["additionalProperties"] is False and "top_k" in chat["properties"]
+    validator = jsonschema.Draft202012Validator({**schemas["ErrorAnswer"], "components": document["components"]})
+    validator.validate(http.post("/v1/completions", {}).json)
+    jsonschema.Draft202012Validator.check_schema({"$defs": schemas})
 
 
 def test_every_route_but_live_health_and_the_page_wants_the_key(serve: Callable[..., Served]) -> None:
