@@ -75,7 +75,8 @@ def _batch_sizes(args: argparse.Namespace) -> list[int]:
         raise ConfigError(
             f"--batch-sizes: must be whole numbers with commas between, got {args.batch_sizes!r}"
         ) from None
+    max_num_seqs = engine_args_from(args).max_num_seqs
     for size in sizes:
-        if not 1 <= size <= args.max_num_seqs:
-            raise ConfigError(f"--batch-sizes: must be between 1 and max_num_seqs ({args.max_num_seqs}), got {size}")
+        if not 1 <= size <= max_num_seqs:
+            raise ConfigError(f"--batch-sizes: must be between 1 and max_num_seqs ({max_num_seqs}), got {size}")
     return sizes

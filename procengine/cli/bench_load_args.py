@@ -10,12 +10,9 @@ import math
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from procengine.bench.report import LATENCY_METRICS
-from procengine.cli.engine_args import add_engine_arguments
+from procengine.cli.engine_args import add_engine_arguments, given_flags
 from procengine.errors import ConfigError
-from procengine.resolve import EngineArgs
 
 __all__ = ["NUM_PROMPTS", "add_load_arguments", "check_load_arguments"]
 
@@ -181,6 +178,5 @@ def _check_target(args: argparse.Namespace) -> None:
         raise ConfigError("--group: MODEL launches a group of its own; give one of the two")
     if args.model is not None:
         return
-    for field in msgspec.structs.fields(EngineArgs):
-        if field.name != "model" and getattr(args, field.name) not in (field.default, []):
-            raise ConfigError(f"--{field.name.replace('_', '-')}: belongs to a group that is launched; give MODEL")
+    for flag in given_flags(args):
+        raise ConfigError(f"{flag}: belongs to a group that is launched; give MODEL")

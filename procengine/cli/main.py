@@ -18,6 +18,7 @@ from procengine.errors import ProcengineError
 
 __all__ = ["main"]
 
+_MANY_FLAGS: Final = 12  # a usage of more is no help
 _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
 
@@ -31,6 +32,7 @@ class _Command(NamedTuple):
 
 _COMMANDS: Final = {
     "serve": _Command("procengine.cli.serve", "launch a process group and keep it running"),
+    "config": _Command("procengine.cli.config", "show what the options are, and who set them"),
     "chat": _Command("procengine.cli.chat", "talk to a running group"),
     "generate": _Command("procengine.cli.generate", "launch, answer prompts, tear down"),
     "run-batch": _Command("procengine.cli.run_batch", "answer a file of requests"),
@@ -87,4 +89,17 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
             module = importlib.import_module(command.module)
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
+            _shorten_usage(sub)
     return parser
+
+
+def _shorten_usage(parser: argparse.ArgumentParser) -> None:
+    """Where there are many flags, the first line names only those that must be given."""
+    flags = [action for action in parser._actions if action.option_strings]  # noqa: SLF001 - argparse has no other way
+    if len(flags) <= _MANY_FLAGS:
+        return
+    formatter = parser._get_formatter()  # noqa: SLF001
+    shown = [action for action in parser._actions if action.required or not action.option_strings]  # noqa: SLF001
+    formatter.add_usage(None, shown, [], prefix="")
+    _, arguments = formatter.format_help().strip().replace("%", "%%").split(parser.prog, 1)
+    parser.usage = f"{parser.prog} [options]{arguments}"

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from procengine.cli.engine_args import add_engine_arguments
+from procengine.cli.engine_args import add_engine_arguments, given_flags
 from procengine.cli.profile_load import LOAD_OPTIONS, add_load_arguments, check_load_arguments, record_load
 from procengine.cli.trace import check_seconds, say_what_is_missing
 from procengine.errors import ConfigError
 from procengine.groups import find_group
-from procengine.resolve import EngineArgs
 
 if TYPE_CHECKING:
     from procengine.profiling.capture import Capture
@@ -97,16 +96,15 @@ def _check(args: argparse.Namespace) -> None:
         check_load_arguments(args)
         return
     _refuse_given(args, LOAD_OPTIONS, "belongs to a load of our own; give MODEL")
-    options = [field.name for field in msgspec.structs.fields(EngineArgs) if field.name != "model"]
-    _refuse_given(args, options, "belongs to a group that is launched; give MODEL")
+    for flag in given_flags(args):
+        raise ConfigError(f"{flag}: belongs to a group that is launched; give MODEL")
     if args.seconds is not None:
         check_seconds(args.seconds)
 
 
 def _refuse_given(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    defaults = {field.name: field.default for field in msgspec.structs.fields(EngineArgs) if field.name != "model"}
     for name in names:
-        if getattr(args, name) not in (defaults.get(name), []):
+        if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')}: {why}")
 
 

@@ -15,10 +15,11 @@ from tqdm import tqdm
 
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
 from procengine.config import EngineConfig
+from procengine.engine_args import EngineArgs
 from procengine.errors import ConfigError
 from procengine.groups import GroupInfo, find_group
 from procengine.launch import launch_group
-from procengine.resolve import EngineArgs, resolve
+from procengine.resolve import resolve
 
 __all__ = ["add_arguments", "run"]
 
