@@ -20,9 +20,9 @@ class _Mode(NamedTuple):
 
 
 _MODES: Final = {
-    "throughput": _Mode("procengine.cli.bench_load", "all requests at once, to a private group"),
-    "latency": _Mode("procengine.cli.bench_load", "one request after the other, to a private group"),
-    "serve": _Mode("procengine.cli.bench_load", "requests that arrive over time, to a private or a running group"),
+    "throughput": _Mode("procengine.cli.bench_load_args", "all requests at once, to a private group"),
+    "latency": _Mode("procengine.cli.bench_load_args", "one request after the other, to a private group"),
+    "serve": _Mode("procengine.cli.bench_load_args", "requests that arrive over time, to a private or a running group"),
     "ipc": _Mode("procengine.cli.bench_ipc", "each stage of a step without a model, by batch size"),
     "depth": _Mode("procengine.cli.bench_depth", "what planning ahead of the device gains, by batch size"),
     "startup": _Mode("procengine.cli.bench_startup", "time until a group is ready, memory of its processes"),

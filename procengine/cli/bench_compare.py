@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 
-from procengine.bench.compare import compare, make_side, table
 from procengine.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
@@ -49,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run and print."""
+    from procengine.bench.compare import compare, make_side, table
+
     if args.pairs < 1:
         raise ConfigError(f"--pairs: must be at least 1, got {args.pairs}")
     metrics = [text.strip() for text in (args.metrics or _METRICS[args.bench_mode]).split(",") if text.strip()]

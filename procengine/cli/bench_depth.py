@@ -14,11 +14,9 @@ from typing import Final
 
 import msgspec
 
-from procengine.bench.depth import DepthPlan, compare_depths, measure_depths, table
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
 from procengine.config import EngineConfig
 from procengine.errors import ConfigError
-from procengine.resolve import resolve
 
 __all__ = ["add_arguments", "run"]
 
@@ -45,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    from procengine.bench.depth import DepthPlan, compare_depths, measure_depths, table
+
     for name, low in (("input_len", 1), ("output_len", 16), ("runs", 1)):
         if getattr(args, name) < low:
             raise ConfigError(f"--{name.replace('_', '-')}: must be at least {low}, got {getattr(args, name)}")
@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace, variant: str, number: int) -> EngineConfig:
     """The common options, and on top of them those of a variant."""
+    from procengine.resolve import resolve
+
     parser = argparse.ArgumentParser(prog="--variant")
     add_engine_arguments(parser)
     try:

@@ -10,7 +10,6 @@ import sys
 
 import msgspec
 
-from procengine.bench.faults import measure_faults, missed, table
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
 from procengine.errors import ConfigError
 
@@ -31,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    from procengine.bench.faults import measure_faults, missed, table
+
     if args.runs < 1:
         raise ConfigError(f"--runs: must be at least 1, got {args.runs}")
     figures = {"mode": "faults", **measure_faults(engine_args_from(args), args.runs, _say)}

@@ -11,12 +11,8 @@ from typing import Final
 
 import msgspec
 
-from procengine.bench.ipc import measure_ipc, table
-from procengine.bench.stages import tiny_tokenizer
 from procengine.errors import ConfigError
-from procengine.model_source import resolve_model
 from procengine.paths import procengine_home
-from procengine.tokenizer import Tokenizer
 
 __all__ = ["add_arguments", "run"]
 
@@ -40,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    from procengine.bench.ipc import measure_ipc, table
+    from procengine.bench.stages import tiny_tokenizer
+    from procengine.model_source import resolve_model
+    from procengine.tokenizer import Tokenizer
+
     batch_sizes = _batch_sizes(args.batch_sizes)
     for name in ("num_steps", "input_len"):
         if getattr(args, name) < 1:

@@ -10,11 +10,11 @@ import math
 from pathlib import Path
 from typing import Final
 
-from procengine.bench.report import LATENCY_METRICS
+from procengine.bench.latency_metrics import LATENCY_METRICS
 from procengine.cli.engine_args import add_engine_arguments, given_flags
 from procengine.errors import ConfigError
 
-__all__ = ["NUM_PROMPTS", "add_load_arguments", "check_load_arguments"]
+__all__ = ["NUM_PROMPTS", "add_arguments", "check_load_arguments", "run"]
 
 NUM_PROMPTS: Final = {"throughput": 64, "latency": 8, "serve": 1000}
 _INPUT_LEN: Final = {"throughput": 128, "latency": 128, "serve": 1024}
@@ -33,7 +33,7 @@ _PACES: Final = {
 }
 
 
-def add_load_arguments(parser: argparse.ArgumentParser, mode: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, mode: str) -> None:
     """Declare the arguments of one of the three modes."""
     parser.description = f"{_PACES[mode]}\n{_FIGURES}"
     if mode == "serve":
@@ -44,6 +44,14 @@ def add_load_arguments(parser: argparse.ArgumentParser, mode: str) -> None:
     add_engine_arguments(parser, mentions_model=mode != "serve")
     _add_workload_arguments(parser, mode)
     _add_report_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    # Here, not above: what measures loads numpy, which `--help` and completion need not wait for.
+    from procengine.cli.bench_load import measure
+
+    return measure(args)
 
 
 def _add_pace_arguments(parser: argparse.ArgumentParser) -> None:

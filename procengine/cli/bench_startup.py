@@ -11,10 +11,8 @@ import sys
 
 import msgspec
 
-from procengine.bench.startup import measure_startup, table
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
 from procengine.errors import ConfigError
-from procengine.resolve import resolve
 
 __all__ = ["add_arguments", "run"]
 
@@ -31,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    from procengine.bench.startup import measure_startup, table
+    from procengine.resolve import resolve
+
     for name, low in (("runs", 1), ("warmup", 0)):
         if getattr(args, name) < low:
             raise ConfigError(f"--{name}: must be at least {low}, got {getattr(args, name)}")

@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 from procengine.cli.sampling_args import add_sampling_arguments, sampling_params_from
-from procengine.client import Client
 from procengine.errors import InvalidRequestError
 from procengine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from procengine.client import Client
 
 __all__ = ["Conversation", "add_arguments", "run"]
 
@@ -37,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask once, or converse until the input ends."""
+    from procengine.client import Client
+
     params = sampling_params_from(args)
     with Client(args.group, curve_keys=args.curve_keys) as client:
         conversation = Conversation(client, params, args.system)

@@ -9,10 +9,8 @@ import argparse
 import sys
 import time
 
-from procengine.control_link import ask_supervisor
 from procengine.errors import ConfigError
 from procengine.groups import find_group, is_gone
-from procengine.messages import Ended, EndGroup, decode_ended
 
 __all__ = ["add_arguments", "run"]
 
@@ -36,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask for the end, and wait for it."""
+    from procengine.control_link import ask_supervisor
+    from procengine.messages import Ended, EndGroup, decode_ended
+
     if args.timeout is not None and not args.timeout >= 0:
         raise ConfigError(f"timeout: must be 0 or more seconds, got {args.timeout}")
     group = find_group(args.group)

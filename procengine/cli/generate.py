@@ -8,18 +8,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
 from procengine.cli.sampling_args import add_sampling_arguments, sampling_params_from
-from procengine.client import Client
-from procengine.client_bodies import Body, generate_body, messages_body, prompt_body
-from procengine.launch import launch_group
-from procengine.outputs import RequestOutput
-from procengine.resolve import resolve
 from procengine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from procengine.client import Client
+    from procengine.client_bodies import Body
+    from procengine.outputs import RequestOutput
 
 __all__ = ["add_arguments", "run"]
 
@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer and print."""
+    from procengine.client import Client
+    from procengine.client_bodies import generate_body
+    from procengine.launch import launch_group
+    from procengine.resolve import resolve
+
     params = sampling_params_from(args)
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompts]
     config = resolve(engine_args_from(args, default_name=f"generate-{os.getpid()}"))
@@ -62,6 +67,8 @@ def _stream(client: Client, prompt: str, params: SamplingParams, *, is_chat: boo
 
 
 def _body(prompt: str, *, is_chat: bool) -> Body:
+    from procengine.client_bodies import messages_body, prompt_body
+
     return messages_body(_messages(prompt)) if is_chat else prompt_body(prompt)
 
 

@@ -6,14 +6,14 @@ Owns: the exit status and the lines. Never does: judge (`procengine.health` does
 from __future__ import annotations
 
 import argparse
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from procengine.control_link import ask_supervisor
 from procengine.groups import find_group
-from procengine.health import GroupHealth, group_health, health_object, silent_health
-from procengine.messages import GetStatus, decode_status
+
+if TYPE_CHECKING:
+    from procengine.health import GroupHealth
 
 __all__ = ["add_arguments", "run"]
 
@@ -33,6 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask, print, and say by the exit status how it is."""
+    from procengine.control_link import ask_supervisor
+    from procengine.health import group_health, health_object, silent_health
+    from procengine.messages import GetStatus, decode_status
+
     group = find_group(args.group)
     answer = ask_supervisor(group, GetStatus(), _WAIT_S)
     status = None if answer is None else decode_status(answer)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 
-from procengine.curve_keys import add_client, load_client_keys, new_keys
-
 __all__ = ["add_arguments", "run"]
 
 
@@ -32,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the files, say where they are."""
+    from procengine.curve_keys import add_client, load_client_keys, new_keys
+
     if args.action == "new":
         server, client = new_keys(args.name)
         print(f"server: {server}\nclient: {client}")

@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import zmq
 
-from procengine import ipc
 from procengine.groups import GroupInfo, running_groups
-from procengine.messages import GetStatus, ProcessStatus, Status, decode_status, encode
+
+if TYPE_CHECKING:
+    from procengine.messages import ProcessStatus, Status
 
 __all__ = ["add_arguments", "ask_groups", "duration", "render", "run"]
 
@@ -66,6 +66,11 @@ def run(args: argparse.Namespace) -> int:
 
 def ask_groups(groups: Sequence[GroupInfo], wait_s: float) -> dict[str, Status]:
     """The status of each group that answers within `wait_s`, by name."""
+    import zmq
+
+    from procengine import ipc
+    from procengine.messages import GetStatus, decode_status, encode
+
     context = ipc.make_context()
     poller = zmq.Poller()
     name_by_socket: dict[Any, str] = {}

@@ -10,10 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from procengine.control_link import ask_supervisor
 from procengine.errors import ConfigError, EngineDeadError
 from procengine.groups import find_group
-from procengine.messages import WriteRecord, decode_record_written
 
 __all__ = ["add_arguments", "run"]
 
@@ -33,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask for the file, say where it is."""
+    from procengine.control_link import ask_supervisor
+    from procengine.messages import WriteRecord, decode_record_written
+
     group = find_group(args.group)
     if not group.control:
         raise ConfigError(f"group {group.name}: only a group on this machine can be recorded")

@@ -6,15 +6,16 @@ Owns: which group runs them, and the report. Never does: compare (`crash.replay`
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import os
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from procengine.crash.record import CrashRecord, decode_record
 from procengine.errors import ConfigError
 from procengine.groups import find_group
+
+if TYPE_CHECKING:
+    from procengine.crash.record import CrashRecord
 
 __all__ = ["add_arguments", "run"]
 
@@ -36,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, run, compare."""
+    import asyncio
+
     record = _read(args.file)
     print(_describe(record))
     if args.show:
@@ -64,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> CrashRecord:
+    from procengine.crash.record import decode_record
+
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ConfigError(f"{path}: has {path.stat().st_size} bytes, a crash record has at most {_MAX_FILE_BYTES}")

@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from procengine.control_link import ask_supervisor
 from procengine.errors import ConfigError, EngineDeadError, ProcengineError
 from procengine.groups import find_group
-from procengine.messages import Restart, decode_restarted
 
 __all__ = ["add_arguments", "run"]
 
@@ -37,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask for it, and wait until the new process is ready."""
+    from procengine.control_link import ask_supervisor
+    from procengine.messages import Restart, decode_restarted
+
     if args.timeout is not None and not args.timeout >= 0:
         raise ConfigError(f"timeout: must be 0 or more seconds, got {args.timeout}")
     group = find_group(args.group)

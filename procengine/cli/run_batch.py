@@ -11,15 +11,11 @@ import os
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
 from procengine.config import EngineConfig
 from procengine.engine_args import EngineArgs
 from procengine.errors import ConfigError
 from procengine.groups import GroupInfo, find_group
-from procengine.launch import launch_group
-from procengine.resolve import resolve
 
 __all__ = ["add_arguments", "run"]
 
@@ -51,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer what is not answered yet. 1 if a request was answered with an error, else 0."""
+    from tqdm import tqdm
+
     from procengine.api.batch_file import check_lines, finished_ids, read_lines
     from procengine.api.batch_run import run_batch
 
@@ -82,6 +80,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _target(args: argparse.Namespace, exits: contextlib.ExitStack) -> tuple[EngineConfig, GroupInfo]:
+    from procengine.launch import launch_group
+    from procengine.resolve import resolve
+
     if args.model is not None:
         config = resolve(engine_args_from(args, default_name=f"batch-{os.getpid()}"))
         return config, find_group(exits.enter_context(launch_group(config)).endpoint)
