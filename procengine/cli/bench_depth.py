@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
+from procengine.cli.examples import add_examples
 from procengine.config import EngineConfig
 from procengine.errors import ConfigError
 
@@ -30,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
         "Groups that differ in how far they plan ahead decode the same batches by turns. For each batch size:\n"
         "tokens a second of the worker while every request decodes, their ratio to the first variant, run by run, and\n"
         "the share of its time in which the worker had nothing to run, with what it waited for."
+    )
+    add_examples(
+        parser,
+        ("procengine bench depth smollm2-135m --batch-sizes 1,8", "depth 1, depth 2, several steps a message"),
+        ('procengine bench depth m --device mock --mock-step-ms 5 --variant "--async-depth 3"', "a variant of yours"),
     )
     add_engine_arguments(parser)
     add = parser.add_argument_group("benchmark options").add_argument

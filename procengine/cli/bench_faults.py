@@ -11,6 +11,7 @@ import sys
 import msgspec
 
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
@@ -21,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
     parser.description = (
         "Kill processes of private groups again and again; say how long it took until that was noticed, until the\n"
         "streams moved again, or until nothing was left. The exit status is 1 if a median is above what is wanted."
+    )
+    add_examples(
+        parser,
+        ("procengine bench faults smollm2-135m --device mock", "the pipeline's own part"),
+        ("procengine bench faults smollm2-135m --runs 2 --json", "with a model"),
     )
     add_engine_arguments(parser)
     add = parser.add_argument_group("benchmark options").add_argument

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
 from procengine.paths import procengine_home
 
@@ -25,6 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
     parser.description = (
         "Run decode steps through the product's own code without a model: every stage timed on its own, and one hop\n"
         "between two processes over a real socket. MODEL only lends its tokenizer."
+    )
+    add_examples(
+        parser,
+        ("procengine bench ipc", "by batch size"),
+        ("procengine bench ipc smollm2-135m --batch-sizes 256 --json", "one size, a real tokenizer"),
     )
     add = parser.add_argument
     add("model", metavar="MODEL", nargs="?", help="whose tokenizer to use [one of 256 single bytes]")

@@ -12,12 +12,31 @@ from typing import Final
 
 from procengine.bench.latency_metrics import LATENCY_METRICS
 from procengine.cli.engine_args import add_engine_arguments, given_flags
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
 
 __all__ = ["NUM_PROMPTS", "add_arguments", "check_load_arguments", "run"]
 
 NUM_PROMPTS: Final = {"throughput": 64, "latency": 8, "serve": 1000}
 _INPUT_LEN: Final = {"throughput": 128, "latency": 128, "serve": 1024}
+_EXAMPLES: Final = {
+    "throughput": (
+        ("procengine bench throughput smollm2-135m --num-prompts 16", "with a model"),
+        ("procengine bench throughput smollm2-135m --device mock --max-num-seqs 1024 --num-prompts 1024", "without"),
+    ),
+    "latency": (
+        ("procengine bench latency smollm2-135m --input-len 32 --output-len 64", "one request after the other"),
+        ("procengine bench latency smollm2-135m --json --quantization int8", "for programs"),
+    ),
+    "serve": (
+        ("procengine bench serve --request-rate 2 --num-prompts 20 --input-len 64", "the running group"),
+        ("procengine bench serve --max-concurrency 8 --num-prompts 100 --http", "the same over HTTP, closed loop"),
+        (
+            "procengine bench serve smollm2-135m --goodput ttft:200 tpot:50",
+            "a private group, and its goodput",
+        ),
+    ),
+}
 _FIGURES: Final = (
     "ttft: time to the first tokens; itl: between two messages with tokens; tpot: per token after the first; "
     "e2el: whole request."
@@ -36,9 +55,10 @@ _PACES: Final = {
 def add_arguments(parser: argparse.ArgumentParser, mode: str) -> None:
     """Declare the arguments of one of the three modes."""
     parser.description = f"{_PACES[mode]}\n{_FIGURES}"
+    add_examples(parser, *_EXAMPLES[mode])
     if mode == "serve":
         parser.add_argument("model", metavar="MODEL", nargs="?", help="as for `serve`; none: measure a running group")
-        parser.add_argument("--group", metavar="NAME", help="name or endpoint of the group [the only running one]")
+        parser.add_argument("--group", metavar="GROUP", help="name or endpoint of the group [the only running one]")
         parser.add_argument("--http", action="store_true", help="send them to the group's HTTP front door (--port)")
         _add_pace_arguments(parser)
     add_engine_arguments(parser, mentions_model=mode != "serve")

@@ -12,6 +12,7 @@ import sys
 import msgspec
 
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
@@ -20,6 +21,11 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
     """Declare the mode's arguments."""
     parser.description = "Launch a private group several times; say how long each phase takes, and what it holds then."
+    add_examples(
+        parser,
+        ("procengine bench startup smollm2-135m --runs 3", "three launches after one that does not count"),
+        ("procengine bench startup smollm2-135m --device mock --json", "what starts beside the model"),
+    )
     add_engine_arguments(parser)
     add = parser.add_argument_group("benchmark options").add_argument
     add("--runs", type=int, default=5, metavar="N", help="launches that count [5]")

@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
 from procengine.groups import find_group, is_gone
 
@@ -22,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "End a group as SIGTERM to its supervisor does: it takes no new requests, finishes those that run, and ends. "
         "Waits until\nit is gone, and says what became of the requests. The exit status is 1 if it ended by an error."
+    )
+    add_examples(
+        parser,
+        ("procengine drain prod", "wait as long as the group's --drain-timeout"),
+        ("procengine drain prod --timeout 120", "or two minutes"),
     )
     parser.add_argument("group", metavar="GROUP", help="name of the group")
     parser.add_argument(

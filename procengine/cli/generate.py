@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
+from procengine.cli.examples import add_examples
 from procengine.cli.sampling_args import add_sampling_arguments, sampling_params_from
 from procengine.sampling_params import SamplingParams
 
@@ -30,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.description = (
         "Launch a group, complete the prompts, tear it down. The text of one prompt streams to a terminal as it comes."
+    )
+    add_examples(
+        parser,
+        ('procengine generate smollm2-135m "Once upon a time" --max-tokens 40', "one text, as it comes"),
+        ('procengine generate smollm2-135m "2 + 2 =" "3 + 3 =" --json', "two prompts, JSON lines"),
+        ('procengine generate smollm2-135m "Is ice cold?" --chat --choice yes --choice no', "one of two answers"),
+        ("procengine generate smollm2-135m - --temperature 0.8 --seed 1 < prompt.txt", "a prompt from a file"),
     )
     add_engine_arguments(parser)
     parser.add_argument("prompts", metavar="PROMPT", nargs="+", help="text to go on from; - reads one from stdin")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from procengine.cli.examples import add_examples
 from procengine.groups import find_group
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Say whether a group is live (it answers), ready (it takes requests) and progressing (no process is silent or "
         "stuck).\nThe exit status is 0 if it is all three, else 1. A worker is stuck when its steps have brought "
         "nothing for a\ntenth of --step-timeout."
+    )
+    add_examples(
+        parser,
+        ("procengine health", "the only running group"),
+        ("procengine health prod --json", "for a service manager"),
     )
     parser.add_argument("group", nargs="?", metavar="GROUP", help="name of the group [the only running one]")
     parser.add_argument("--json", action="store_true", help="print a JSON object")

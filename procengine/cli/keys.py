@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import argparse
 
+from procengine.cli.examples import add_examples
+
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.description = (
-        "Make the keys that a group and its clients know each other by on tcp connections (ZeroMQ's CURVE).\n\n"
-        "  procengine keys new prod              a group's keys, and those of a first client\n"
-        "  procengine keys add prod laptop       keys of one more client of that group\n\n"
+        "Make the keys that a group and its clients know each other by on tcp connections (ZeroMQ's CURVE).\n"
         "The server file goes to `procengine serve --listen tcp://ADDRESS:PORT --curve-keys`, the client file to the\n"
         "client's machine, and there to `Client(..., curve_keys=...)` or --curve-keys. A group reads its list of\n"
         "clients when it starts. Files are their owner's alone (mode 600)."
+    )
+    add_examples(
+        parser,
+        ("procengine keys new prod", "a group's keys, and those of a first client"),
+        ("procengine keys add prod laptop", "keys of one more client of that group"),
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     new = actions.add_parser("new", help="keys of a group, and of its first client")

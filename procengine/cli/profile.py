@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from procengine.cli.engine_args import add_engine_arguments, given_flags
+from procengine.cli.examples import add_examples
 from procengine.cli.profile_load import LOAD_OPTIONS, add_load_arguments, check_load_arguments, record_load
 from procengine.cli.trace import check_seconds, say_what_is_missing
 from procengine.errors import ConfigError
@@ -36,8 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which does not slow it down; with MODEL, a private group is launched and given a set of prompts. With -o, a\n"
         "report is written that opens in any browser. docs/PROFILING.md shows how to read it."
     )
+    add_examples(
+        parser,
+        ("procengine profile --seconds 10", "a running group"),
+        (
+            "procengine profile smollm2-135m --num-prompts 32 -o report",
+            "a private one; a report for a browser",
+        ),
+    )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="as for `serve`; none: watch a running group")
-    parser.add_argument("--group", metavar="NAME", help="name or endpoint of the group to watch [the only running one]")
+    parser.add_argument("--group", metavar="GROUP", help="name or endpoint of a running group [the only one]")
     parser.add_argument("--seconds", type=float, metavar="X", help=f"how long to watch a running group [{_SECONDS:g}]")
     parser.add_argument(
         "-o",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from procengine.cli.examples import add_examples
 from procengine.groups import GroupInfo, running_groups
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Show every process of the running groups. LIVE: it answers; READY: it serves; MOVES: it has nothing to do, or "
         "gets on\nwith it. RSS is resident memory, shared pages included; CPU is the time used "
         "so far;\nQUEUE is requests waiting or running (frontend), not ended (output) or steps not done (worker)."
+    )
+    add_examples(
+        parser,
+        ("procengine ps", "a table"),
+        ("procengine ps --json", "for programs"),
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list of groups")
 

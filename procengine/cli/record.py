@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError, EngineDeadError
 from procengine.groups import find_group
 
@@ -24,6 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Write down the requests that a group runs or ran last, and its steps, as it does itself when a process dies "
         "(--crash-dir).\n`procengine replay` runs them again. The file holds prompts, unless the group was started "
         "with --redact-prompts."
+    )
+    add_examples(
+        parser,
+        ("procengine record", "into the folder of crash records"),
+        ("procengine record prod -o now.record", "into this file"),
     )
     parser.add_argument("group", metavar="GROUP", nargs="?", help="name of the group [the only running one]")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to [the group's --crash-dir]")

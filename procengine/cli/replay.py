@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
 from procengine.groups import find_group
 
@@ -29,8 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the same\ntokens: all of them for a request that had ended, those that it had for one that was running. The "
         "exit status is 1 if any\ndiffers. Without --group a private group with the recorded configuration runs them."
     )
+    add_examples(
+        parser,
+        ("procengine replay now.record --show", "what is in it"),
+        ("procengine replay now.record", "run it again, on a private group"),
+        ("procengine replay now.record --group prod --fast", "on a running one, all at once"),
+    )
     parser.add_argument("file", type=Path, metavar="FILE", help="what `procengine record` or a crash left")
-    parser.add_argument("--group", metavar="NAME", help="a running group to run them on")
+    parser.add_argument("--group", metavar="GROUP", help="a running group to run them on")
     parser.add_argument("--fast", action="store_true", help="send all at once, not at the recorded moments")
     parser.add_argument("--show", action="store_true", help="only say what is in the file")
 

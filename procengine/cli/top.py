@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError, EngineDeadError, GroupNotFoundError
 from procengine.groups import GroupInfo, find_group
 
@@ -40,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Watch a running group: tokens per second, latencies, how busy its workers are and what they wait for, and\n"
         "every process. It reads memory that the group writes anyway. q or Ctrl-C quits.\n"
         "Where input or output is no terminal, it prints one frame."
+    )
+    add_examples(
+        parser,
+        ("procengine top", "until q or Ctrl-C"),
+        ("procengine top prod --window 30", "figures of half a minute"),
+        ("procengine top --json", "one frame, for programs"),
     )
     parser.add_argument("group", nargs="?", metavar="GROUP", help="name of the group [the only running one]")
     parser.add_argument("--interval", type=float, default=1.0, metavar="X", help="seconds between two frames [1.0]")
