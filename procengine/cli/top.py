@@ -22,7 +22,8 @@ import zmq
 
 from procengine.errors import ConfigError, EngineDeadError, GroupNotFoundError
 from procengine.groups import GroupInfo, find_group
-from procengine.profiling.group_monitor import Frame, GroupMonitor
+from procengine.profiling.group_frame import Frame
+from procengine.profiling.group_monitor import GroupMonitor
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
