@@ -33,7 +33,7 @@ __all__ = [
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
 ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
-Quantization = Literal["none", "stored", "int8", "int4"]  # of weights; stored: as the file has them
+Quantization = Literal["none", "stored", "int8", "int4", "fp8"]  # of weights; stored: as the file has them
 Kernels = Literal["torch", "native"]
 AttentionBackend = Literal["auto", "torch", "triton"]
 

@@ -81,8 +81,11 @@ def _load_torch(config: EngineConfig, progress: bool) -> Model[Any]:
         raise ConfigError("device: cuda was asked for, but torch sees no CUDA device here")
     torch.set_num_threads(worker.threads)
     conditions = Conditions(worker.device, worker.dtype, config.cache.block_size, model.head_dim)
+    if worker.quantization == "fp8" and worker.device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        raise ConfigError("quantization: this GPU has no fp8 (it takes compute capability 8.9); int8 is as large")
     operations = open_operations(worker.attention_backend, conditions)  # before the slow part: it may not be possible
-    return TorchModel(load_model(model, getattr(torch, worker.dtype), worker.device, progress, operations))
+    dtype = getattr(torch, worker.dtype)
+    return TorchModel(load_model(model, dtype, worker.device, progress, operations, worker.quantization))
 
 
 def _load_native(config: EngineConfig, progress: bool) -> Model[Any]:

@@ -79,8 +79,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         About(_DEVICE, "what computes attention with the torch kernels (auto: triton on a GPU; the log says why)"),
     ] = "auto"
     quantization: Annotated[
-        Literal["auto", "none", "int8", "int4"],
-        About(_DEVICE, "weights rounded to groups of 8 or 4 bits; none is bfloat16 (auto: as the files have them)"),
+        Literal["auto", "none", "int8", "int4", "fp8"],
+        About(_DEVICE, "weights rounded to 8 or 4 bits; fp8 on GPUs; none is floats (auto: as the files have them)"),
     ] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "bfloat16", "float32"], About(_DEVICE, "number format of keys and values (auto: dtype)")

@@ -52,6 +52,7 @@ _CPU_CHUNK_TOKENS = 256  # there a step of more is no faster a token (docs/PERFO
 _CPU_MIXED_TOKENS = 128  # a little slower a token; but all that decode wait for it
 _PROMPT_TOKENS = 64  # of each step, however many rows decode
 _GIB = 1 << 30
+_QUANTIZED_GROUP = 32  # weights with a scale of their own
 _MAX_CLIENTS = 4096
 
 
@@ -210,7 +211,7 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
         device=device,
         dtype=dtype,
         kv_cache_dtype=_kv_cache_dtype(args, dtype, kernels),
-        quantization=_quantization(args, model, reason),
+        quantization=_quantization(args, model, device, reason),
         kernels=kernels,
         attention_backend=_attention_backend(args, kernels),
         num_workers=args.workers,
@@ -260,13 +261,28 @@ def _kv_cache_dtype(args: EngineArgs, dtype: DType, kernels: Kernels) -> DType:
     return args.kv_cache_dtype
 
 
-def _quantization(args: EngineArgs, model: ModelConfig, why_not_native: str | None) -> Quantization:
-    """auto keeps what the file has: the bits of a GGUF file, the floats of safetensors."""
-    if args.quantization in ("int8", "int4") and why_not_native is not None:
-        raise ConfigError(f"quantization: {args.quantization} takes the native kernels, but {why_not_native}")
-    if args.quantization != "auto":
-        return args.quantization
-    return "stored" if why_not_native is None and model.format == "gguf" else "none"
+def _quantization(args: EngineArgs, model: ModelConfig, device: Device, why_not_native: str | None) -> Quantization:
+    """auto keeps what the file has: the bits of a GGUF file, the floats of safetensors. A model in torch has floats."""
+    asked = args.quantization
+    if asked == "auto":
+        return "stored" if why_not_native is None and model.format == "gguf" else "none"
+    if asked == "none":
+        return asked
+    if device == "cuda" or args.kernels == "torch":
+        _check_groups(asked, model)
+    elif asked == "fp8":
+        raise ConfigError("quantization: fp8 is for GPUs, and for --kernels torch")
+    elif why_not_native is not None:
+        raise ConfigError(f"quantization: {asked} takes the native kernels (or --kernels torch), but {why_not_native}")
+    return asked
+
+
+def _check_groups(quantization: Quantization, model: ModelConfig) -> None:
+    sizes = {name: getattr(model, name) for name in ("hidden_size", "intermediate_size")}
+    for name, size in {**sizes, "num_heads * head_dim": model.num_heads * model.head_dim}.items():
+        if size % _QUANTIZED_GROUP:
+            multiple = f"a multiple of {_QUANTIZED_GROUP}, and {model.name} has {size}"
+            raise ConfigError(f"quantization: for {quantization}, {name} must be {multiple}")
 
 
 def _tool_call_parser(args: EngineArgs, model: ModelConfig) -> ToolCallStyle:

@@ -25,7 +25,7 @@ class TorchModel:
         self._model = model
         self.arrays = TorchArrays(model.device, model.operations)
         names = {f"{name}_backend": backend for name, backend in model.operations.names.items()}
-        self.facts: dict[str, int | float | str] = {"kernels": "torch", **names, "quantization": "none"}
+        self.facts: dict[str, int | float | str] = {"kernels": "torch", **names, "quantization": model.quantization}
 
     def open(self, cache: KVTensors[Tensor]) -> TorchExecutor:
         return TorchExecutor(self._model, cache)

@@ -47,7 +47,7 @@ def openapi_document(routes: Sequence[Route], version: str, *, wants_key: bool) 
     """The document. Routes whose handlers say nothing of themselves are pages for people, and not in it."""
     told = [route for route in routes if route.handler.__doc__]
     bodies = [route.body for route in told if route.body is not None]
-    types = [*bodies, ErrorAnswer, AnthropicAnswer]
+    types: list[type[msgspec.Struct]] = [*bodies, ErrorAnswer, AnthropicAnswer]
     refs, components = msgspec.json.schema_components(types, ref_template=_REF)
     ref_by_type: dict[type[msgspec.Struct], dict[str, Any]] = dict(zip(types, refs, strict=True))
     paths: dict[str, dict[str, Any]] = {}

@@ -311,7 +311,7 @@ def test_without_the_library_torch_computes(model: str) -> None:
     assert kernel_facts(config) == ("torch", "bfloat16", "bfloat16", "none")
     with pytest.raises(ConfigError, match="kernels: native was asked for, but not built"):
         resolved(model, device="cpu", kernels="native")
-    with pytest.raises(ConfigError, match="quantization: int8 takes the native kernels, but not built"):
+    with pytest.raises(ConfigError, match=r"quantization: int8 takes the native kernels .* but not built"):
         resolved(model, device="cpu", quantization="int8")
 
 
@@ -320,8 +320,8 @@ def test_without_the_library_torch_computes(model: str) -> None:
     ("options", "text"),
     [
         ({"dtype": "float32", "quantization": "int8"}, "quantization: int8 .* they compute in bfloat16.* is float32"),
-        ({"device": "cuda", "quantization": "int4"}, "quantization: int4 .* they are for the cpu, and device is cuda"),
-        ({"kernels": "torch", "quantization": "int4"}, "quantization: int4 .* kernels is torch"),
+        ({"device": "mock", "quantization": "int4"}, "quantization: int4 .* they are for the cpu, and device is mock"),
+        ({"quantization": "fp8"}, "quantization: fp8 is for GPUs, and for --kernels torch"),
         ({"kernels": "native", "dtype": "float16"}, "kernels: native .* dtype is float16"),
         ({"kernels": "native", "block_size": 7}, "kernels: native .* block_size must be even, not 7"),
         ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, r"kv_cache_dtype: .* dtype \(float32\), not bfloat16"),
@@ -419,3 +419,9 @@ def test_unknown_option_is_an_error() -> None:
         EngineArgs(model="m", max_num_seq=5)  # type: ignore[call-arg]
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.convert({"model": "m", "max_num_seq": 5}, EngineArgs)
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"device": "cpu", "kernels": "torch"}], ids=str)
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_torch_takes_weights_of_few_bits(model: str, options: dict[str, Any], quantization: str) -> None:
+    assert resolved(model, quantization=quantization, **options).worker.quantization == quantization
