@@ -78,7 +78,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     async_depth: int = 2
     decode_steps: int = 1
     speculative_tokens: int = 0
-    pooling: Literal["auto", "last", "mean"] = "auto"
+    pooling: Literal["auto", "last", "mean", "cls"] = "auto"
     tool_call_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
     mock_step_ms: float = 0.0
     logits_processors: tuple[str, ...] = ()
@@ -222,7 +222,9 @@ def _token_budget(args: EngineArgs, max_model_len: int, device: Device) -> int:
 
 
 def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> SchedulerConfig:
-    max_model_len = args.max_model_len or model.max_position_embeddings
+    max_model_len = args.max_model_len or min(
+        model.max_position_embeddings, model.max_seq_length or model.max_position_embeddings
+    )
     if max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"max_model_len: {max_model_len} is more than the {model.max_position_embeddings} positions "
@@ -239,7 +241,8 @@ def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> Schedule
     return SchedulerConfig(
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=budget,
-        max_embed_tokens=args.max_num_batched_tokens or max(budget, _CHUNK_TOKENS),
+        max_embed_tokens=args.max_num_batched_tokens
+        or max(budget, _CHUNK_TOKENS, max_model_len if model.encoder else 0),
         max_model_len=max_model_len,
         enable_chunked_prefill=args.enable_chunked_prefill,
         policy=args.scheduling_policy,
@@ -344,9 +347,19 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
         return "kernels is torch"
     if device != "cpu":
         return f"they are for the cpu, and device is {device}"
+    if model.encoder is not None:
+        return _why_not_native_encoder(args) or library.why_not("cpu")
     if args.dtype not in ("auto", "bfloat16"):
         return f"they compute in bfloat16, and dtype is {args.dtype}"
     return why_decoder_cannot(decoder_sizes(model), args.block_size) or library.why_not("cpu")
+
+
+def _why_not_native_encoder(args: EngineArgs) -> str | None:
+    if args.dtype not in ("auto", "float32"):
+        return f"those of encoders compute in float32, and dtype is {args.dtype}"
+    if args.quantization != "auto":
+        return f"those of encoders have weights of 14 bits, and quantization is {args.quantization}"
+    return None
 
 
 def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernels) -> DType:
@@ -354,6 +367,8 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernel
         return args.dtype
     if device == "cuda":
         return "float16" if model.weights_dtype == "float16" else "bfloat16"
+    if model.encoder is not None:
+        return "float32"
     # Half the memory traffic, but with torch only where the CPU multiplies bfloat16 itself; elsewhere it is emulated.
     is_fast = kernels == "native" or (device == "cpu" and "avx512_bf16" in cpu_flags())
     return "bfloat16" if is_fast else "float32"
@@ -375,6 +390,8 @@ def _quantization(args: EngineArgs, model: ModelConfig, why_not_native: str | No
         raise ConfigError(f"quantization: {args.quantization} takes the native kernels, but {why_not_native}")
     if args.quantization != "auto":
         return args.quantization
+    if model.encoder is not None:
+        return "int14" if why_not_native is None else "none"
     return "stored" if why_not_native is None and model.format == "gguf" else "none"
 
 
