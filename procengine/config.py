@@ -12,6 +12,7 @@ from msgspec import Struct
 
 __all__ = [
     "ApiConfig",
+    "AttentionBackend",
     "CacheConfig",
     "CrashConfig",
     "Device",
@@ -38,6 +39,7 @@ ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
 Quantization = Literal["none", "stored", "int14", "int8", "int4"]
 Pooling = Literal["last", "mean", "cls"]
 Kernels = Literal["torch", "native"]
+AttentionBackend = Literal["auto", "torch", "triton"]
 
 
 class RopeScaling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,6 +135,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    max_mixed_tokens: int | None = None  # the same while some decode, and wait for the prompts of the step
     max_embed_tokens: int = 2048  # the same for steps of `embed`, whose sequences are not cut
     max_model_len: int = 8192
     enable_chunked_prefill: bool = True
@@ -150,6 +153,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     kv_cache_dtype: DType = "float32"
     quantization: Quantization = "none"
     kernels: Kernels = "torch"
+    attention_backend: AttentionBackend = "auto"  # of the torch kernels; the worker says what auto became
     num_workers: int = 1
     threads: int = 1  # CPU threads of one worker
     mock_step_ms: float = 0.0

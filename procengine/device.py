@@ -71,14 +71,18 @@ def open_device(config: EngineConfig, *, shows_progress: bool) -> Device[Any]:
 def _load_torch(config: EngineConfig, progress: bool) -> Model[Any]:
     import torch
 
+    from procengine.kernels.backends import Conditions
+    from procengine.kernels.operations import open_operations
     from procengine.models.loader import load_model
     from procengine.torch_executor import TorchModel
 
-    worker = config.worker
+    worker, model = config.worker, config.model
     if worker.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: cuda was asked for, but torch sees no CUDA device here")
     torch.set_num_threads(worker.threads)
-    return TorchModel(load_model(config.model, getattr(torch, worker.dtype), worker.device, progress))
+    conditions = Conditions(worker.device, worker.dtype, config.cache.block_size, model.head_dim)
+    operations = open_operations(worker.attention_backend, conditions)  # before the slow part: it may not be possible
+    return TorchModel(load_model(model, getattr(torch, worker.dtype), worker.device, progress, operations))
 
 
 def _load_native(config: EngineConfig, progress: bool) -> Model[Any]:

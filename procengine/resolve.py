@@ -13,6 +13,7 @@ from typing import Literal, cast
 import msgspec
 
 from procengine.config import (
+    AttentionBackend,
     CacheConfig,
     CrashConfig,
     Device,
@@ -46,9 +47,8 @@ __all__ = ["EngineArgs", "resolve"]
 
 _MAX_NAME_LENGTH = 40
 _CHUNK_TOKENS = 2048
-_CPU_CHUNK_TOKENS = (
-    256  # there a step of more is no faster a token, and all that decode wait for it (docs/PERFORMANCE.md)
-)
+_CPU_CHUNK_TOKENS = 256  # there a step of more is no faster a token (docs/PERFORMANCE.md)
+_CPU_MIXED_TOKENS = 128  # a little slower a token; but all that decode wait for it
 _PROMPT_TOKENS = 64  # of each step, however many rows decode
 _GIB = 1 << 30
 _MAX_CLIENTS = 4096
@@ -62,6 +62,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     device: Literal["auto", "cpu", "cuda", "mock"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kernels: Literal["auto", "native", "torch"] = "auto"
+    attention_backend: Literal["auto", "torch", "triton"] = "auto"
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
     kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     workers: int = 1
@@ -72,6 +73,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     enable_prefix_caching: bool = True
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
+    max_mixed_tokens: int | None = None
     max_model_len: int | None = None
     enable_chunked_prefill: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
@@ -170,6 +172,7 @@ def _check_ranges(args: EngineArgs) -> None:
         ("kv_cache_memory", 1, None),
         ("max_num_seqs", 1, 65536),
         ("max_num_batched_tokens", 1, 1 << 20),
+        ("max_mixed_tokens", 2, 1 << 20),
         ("max_model_len", 2, None),
         ("async_depth", 1, 3),
         ("decode_steps", 1, 64),
@@ -221,6 +224,11 @@ def _token_budget(args: EngineArgs, max_model_len: int, device: Device) -> int:
     return max(chunk, args.max_num_seqs + _PROMPT_TOKENS)
 
 
+def _mixed_tokens(args: EngineArgs, device: Device) -> int | None:
+    is_auto = args.max_mixed_tokens is None and args.max_num_batched_tokens is None
+    return _CPU_MIXED_TOKENS if is_auto and device == "cpu" else args.max_mixed_tokens
+
+
 def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> SchedulerConfig:
     max_model_len = args.max_model_len or min(
         model.max_position_embeddings, model.max_seq_length or model.max_position_embeddings
@@ -241,6 +249,7 @@ def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> Schedule
     return SchedulerConfig(
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=budget,
+        max_mixed_tokens=_mixed_tokens(args, device),
         max_embed_tokens=args.max_num_batched_tokens
         or max(budget, _CHUNK_TOKENS, max_model_len if model.encoder else 0),
         max_model_len=max_model_len,
@@ -334,11 +343,21 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
         kv_cache_dtype=_kv_cache_dtype(args, dtype, kernels),
         quantization=_quantization(args, model, reason),
         kernels=kernels,
+        attention_backend=_attention_backend(args, kernels),
         num_workers=args.workers,
         threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
         mock_step_ms=args.mock_step_ms,
         logits_processors=args.logits_processors,
     )
+
+
+def _attention_backend(args: EngineArgs, kernels: Kernels) -> AttentionBackend:
+    if kernels == "native" and args.attention_backend != "auto":
+        raise ConfigError(
+            f"attention_backend: {args.attention_backend} is for the torch kernels (--kernels torch); native ones have "
+            "their own attention"
+        )
+    return args.attention_backend
 
 
 def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str | None:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from procengine.config import ModelConfig
 from procengine.errors import ModelError
+from procengine.kernels.operations import TORCH_OPERATIONS, Operations
 from procengine.models.llama import LlamaModel
 from procengine.models.llama_weights import allocate_weights, weight_destinations
 from procengine.models.registry import find_implementation
@@ -24,8 +25,14 @@ from procengine.models.weights import WeightSource, open_weights
 __all__ = ["load_model", "read_into"]
 
 
-def load_model(config: ModelConfig, dtype: torch.dtype, device: str | torch.device, progress: bool) -> LlamaModel:
-    """Read `config.path` and build the model.
+def load_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    progress: bool,
+    operations: Operations = TORCH_OPERATIONS,
+) -> LlamaModel:
+    """Read `config.path` and build the model, which computes with `operations`.
 
     Each tensor is decoded straight into its place, so memory peaks at the model plus a few tensors. Raises ModelError
     naming the tensor that is missing, of the wrong shape or of an unreadable type. `progress` draws a bar on stderr.
@@ -39,7 +46,7 @@ def load_model(config: ModelConfig, dtype: torch.dtype, device: str | torch.devi
         destinations = list(weight_destinations(config, weights))
         _read_all(source, destinations, progress)
         rotary = rotary_table(config)
-    return implementation(config, weights, rotary)
+    return implementation(config, weights, rotary, operations)
 
 
 def read_into(source: WeightSource, name: str, destination: Tensor) -> None:

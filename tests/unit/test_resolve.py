@@ -46,6 +46,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("kv_cache_memory", [1, 1 << 40], [0, -1]),
     ("max_num_seqs", [1, 2048], [0, -1, 65537]),
     ("max_num_batched_tokens", [256, 1 << 20], [0, -1, (1 << 20) + 1]),
+    ("max_mixed_tokens", [2, 1 << 20], [1, 0, (1 << 20) + 1]),
     ("max_model_len", [2, POSITIONS], [1, 0, -1]),
     ("async_depth", [1, 2, 3], [0, 4]),
     ("decode_steps", [1, 64], [0, 65]),
@@ -129,6 +130,20 @@ def test_token_budget_that_is_not_given_holds_what_a_step_may_need(
     model: str, options: dict[str, Any], budget: int
 ) -> None:
     assert resolved(model, **options).scheduler.max_num_batched_tokens == budget
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({}, 128),
+        ({"max_num_batched_tokens": 2048}, None),  # who chooses the one means it
+        ({"max_num_batched_tokens": 2048, "max_mixed_tokens": 64}, 64),
+        ({"device": "mock"}, None),
+        ({"device": "mock", "max_mixed_tokens": 64}, 64),
+    ],
+)
+def test_a_cpu_keeps_prompts_beside_decoding_rows_short(model: str, options: dict[str, Any], most: int | None) -> None:
+    assert resolved(model, **options).scheduler.max_mixed_tokens == most
 
 
 def test_token_budget_below_the_rows_of_a_step_is_refused(model: str) -> None:
