@@ -43,7 +43,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ]
     name: Annotated[str | None, About(_MODEL, "name of the group (auto: the model's)", metavar="NAME")] = None
     pooling: Annotated[
-        Literal["auto", "last", "mean"],
+        Literal["auto", "last", "mean", "cls"],
         About(_MODEL, "how embed reduces hidden states to one vector (auto: what the model says)"),
     ] = "auto"
     tool_call_parser: Annotated[

@@ -379,6 +379,8 @@ def _tokenize_queue(child: Child, loop: asyncio.AbstractEventLoop) -> TokenizeQu
         config.scheduler.max_model_len,
         child.spans.writer("tokenize"),
         config.limits.template_timeout_s,
+        config.model.prompts,
+        config.model.default_prompt,
     )
 
 

@@ -164,7 +164,8 @@ class Delta(Message, tag="delta"):
 
 
 class Embedding(Message, tag="embedding"):
-    """The vector of one `embed` request: little-endian float32 bytes. Terminal."""
+    """What a request that generates nothing gets: little-endian float32 bytes, a vector, scores, or several vectors one
+    behind the other. Terminal."""
 
     request_id: str
     data: bytes
