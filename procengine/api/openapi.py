@@ -26,7 +26,7 @@ _SCHEMES: Final = {
 _REQUEST_ID: Final[dict[str, Any]] = {
     "name": "X-Request-Id",
     "in": "header",
-    "description": "Goes back as it came, and is part of the answer's id. Of one that is longer than 128 another is made.",
+    "description": "Goes back as it came and is part of the answer's id, if it has at most 128 characters.",
     "schema": {"type": "string"},
 }
 _WINDOW: Final[dict[str, Any]] = {
