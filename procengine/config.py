@@ -12,6 +12,7 @@ from msgspec import Struct
 
 __all__ = [
     "ApiConfig",
+    "AttentionBackend",
     "CacheConfig",
     "CrashConfig",
     "Device",
@@ -32,8 +33,9 @@ __all__ = [
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
 ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
-Quantization = Literal["none", "stored", "int8", "int4"]  # of weights; stored: as the file has them
+Quantization = Literal["none", "stored", "int8", "int4", "fp8"]  # of weights; stored: as the file has them
 Kernels = Literal["torch", "native"]
+AttentionBackend = Literal["auto", "torch", "triton"]
 
 
 class RopeScaling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,6 +102,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    max_mixed_tokens: int | None = None  # the same while some decode, and wait for the prompts of the step
     max_embed_tokens: int = 2048  # the same for steps of `embed`, whose sequences are not cut
     max_model_len: int = 8192
     enable_chunked_prefill: bool = True
@@ -117,6 +120,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     kv_cache_dtype: DType = "float32"
     quantization: Quantization = "none"
     kernels: Kernels = "torch"
+    attention_backend: AttentionBackend = "auto"  # of the torch kernels; the worker says what auto became
     num_workers: int = 1
     threads: int = 1  # CPU threads of one worker
     mock_step_ms: float = 0.0

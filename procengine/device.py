@@ -71,14 +71,21 @@ def open_device(config: EngineConfig, *, shows_progress: bool) -> Device[Any]:
 def _load_torch(config: EngineConfig, progress: bool) -> Model[Any]:
     import torch
 
+    from procengine.kernels.backends import Conditions
+    from procengine.kernels.operations import open_operations
     from procengine.models.loader import load_model
     from procengine.torch_executor import TorchModel
 
-    worker = config.worker
+    worker, model = config.worker, config.model
     if worker.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: cuda was asked for, but torch sees no CUDA device here")
     torch.set_num_threads(worker.threads)
-    return TorchModel(load_model(config.model, getattr(torch, worker.dtype), worker.device, progress))
+    conditions = Conditions(worker.device, worker.dtype, config.cache.block_size, model.head_dim)
+    if worker.quantization == "fp8" and worker.device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        raise ConfigError("quantization: this GPU has no fp8 (it takes compute capability 8.9); int8 is as large")
+    operations = open_operations(worker.attention_backend, conditions)  # before the slow part: it may not be possible
+    dtype = getattr(torch, worker.dtype)
+    return TorchModel(load_model(model, dtype, worker.device, progress, operations, worker.quantization))
 
 
 def _load_native(config: EngineConfig, progress: bool) -> Model[Any]:

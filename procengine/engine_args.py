@@ -74,9 +74,13 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "what computes on a CPU: native, compiled for it, or torch (auto: native with dtype bfloat16, if built)",
         ),
     ] = "auto"
+    attention_backend: Annotated[
+        Literal["auto", "torch", "triton"],
+        About(_DEVICE, "what computes attention with the torch kernels (auto: triton on a GPU; the log says why)"),
+    ] = "auto"
     quantization: Annotated[
-        Literal["auto", "none", "int8", "int4"],
-        About(_DEVICE, "weights rounded to groups of 8 or 4 bits; none is bfloat16 (auto: as the files have them)"),
+        Literal["auto", "none", "int8", "int4", "fp8"],
+        About(_DEVICE, "weights rounded to 8 or 4 bits; fp8 on GPUs; none is floats (auto: as the files have them)"),
     ] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "bfloat16", "float32"], About(_DEVICE, "number format of keys and values (auto: dtype)")
@@ -110,6 +114,16 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             _SCHEDULING,
             "token budget of one step (auto: 2048, on a CPU 256; more for many rows, whole prompts)",
             1,
+            1 << 20,
+            unit="tokens",
+        ),
+    ] = None
+    max_mixed_tokens: Annotated[
+        int | None,
+        About(
+            _SCHEDULING,
+            "the same while some decode, and wait for the prompts in it (auto: 128 on a CPU)",
+            2,
             1 << 20,
             unit="tokens",
         ),

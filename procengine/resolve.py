@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 
 from procengine.config import (
+    AttentionBackend,
     CacheConfig,
     CrashConfig,
     Device,
@@ -47,11 +48,11 @@ __all__ = ["resolve"]
 
 _MAX_NAME_LENGTH = 40
 _CHUNK_TOKENS = 2048
-_CPU_CHUNK_TOKENS = (
-    256  # there a step of more is no faster a token, and all that decode wait for it (docs/PERFORMANCE.md)
-)
+_CPU_CHUNK_TOKENS = 256  # there a step of more is no faster a token (docs/PERFORMANCE.md)
+_CPU_MIXED_TOKENS = 128  # a little slower a token; but all that decode wait for it
 _PROMPT_TOKENS = 64  # of each step, however many rows decode
 _GIB = 1 << 30
+_QUANTIZED_GROUP = 32  # weights with a scale of their own
 _MAX_CLIENTS = 4096
 
 
@@ -96,6 +97,11 @@ def _token_budget(args: EngineArgs, max_model_len: int, device: Device) -> int:
     return max(chunk, args.max_num_seqs + _PROMPT_TOKENS)
 
 
+def _mixed_tokens(args: EngineArgs, device: Device) -> int | None:
+    is_auto = args.max_mixed_tokens is None and args.max_num_batched_tokens is None
+    return _CPU_MIXED_TOKENS if is_auto and device == "cpu" else args.max_mixed_tokens
+
+
 def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> SchedulerConfig:
     max_model_len = args.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
@@ -114,6 +120,7 @@ def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> Schedule
     return SchedulerConfig(
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=budget,
+        max_mixed_tokens=_mixed_tokens(args, device),
         max_embed_tokens=args.max_num_batched_tokens or max(budget, _CHUNK_TOKENS),
         max_model_len=max_model_len,
         enable_chunked_prefill=args.enable_chunked_prefill,
@@ -204,13 +211,23 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
         device=device,
         dtype=dtype,
         kv_cache_dtype=_kv_cache_dtype(args, dtype, kernels),
-        quantization=_quantization(args, model, reason),
+        quantization=_quantization(args, model, device, reason),
         kernels=kernels,
+        attention_backend=_attention_backend(args, kernels),
         num_workers=args.workers,
         threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
         mock_step_ms=args.mock_step_ms,
         logits_processors=args.logits_processors,
     )
+
+
+def _attention_backend(args: EngineArgs, kernels: Kernels) -> AttentionBackend:
+    if kernels == "native" and args.attention_backend != "auto":
+        raise ConfigError(
+            f"attention_backend: {args.attention_backend} is for the torch kernels (--kernels torch); native ones have "
+            "their own attention"
+        )
+    return args.attention_backend
 
 
 def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str | None:
@@ -244,13 +261,28 @@ def _kv_cache_dtype(args: EngineArgs, dtype: DType, kernels: Kernels) -> DType:
     return args.kv_cache_dtype
 
 
-def _quantization(args: EngineArgs, model: ModelConfig, why_not_native: str | None) -> Quantization:
-    """auto keeps what the file has: the bits of a GGUF file, the floats of safetensors."""
-    if args.quantization in ("int8", "int4") and why_not_native is not None:
-        raise ConfigError(f"quantization: {args.quantization} takes the native kernels, but {why_not_native}")
-    if args.quantization != "auto":
-        return args.quantization
-    return "stored" if why_not_native is None and model.format == "gguf" else "none"
+def _quantization(args: EngineArgs, model: ModelConfig, device: Device, why_not_native: str | None) -> Quantization:
+    """auto keeps what the file has: the bits of a GGUF file, the floats of safetensors. A model in torch has floats."""
+    asked = args.quantization
+    if asked == "auto":
+        return "stored" if why_not_native is None and model.format == "gguf" else "none"
+    if asked == "none":
+        return asked
+    if device == "cuda" or args.kernels == "torch":
+        _check_groups(asked, model)
+    elif asked == "fp8":
+        raise ConfigError("quantization: fp8 is for GPUs, and for --kernels torch")
+    elif why_not_native is not None:
+        raise ConfigError(f"quantization: {asked} takes the native kernels (or --kernels torch), but {why_not_native}")
+    return asked
+
+
+def _check_groups(quantization: Quantization, model: ModelConfig) -> None:
+    sizes = {name: getattr(model, name) for name in ("hidden_size", "intermediate_size")}
+    for name, size in {**sizes, "num_heads * head_dim": model.num_heads * model.head_dim}.items():
+        if size % _QUANTIZED_GROUP:
+            multiple = f"a multiple of {_QUANTIZED_GROUP}, and {model.name} has {size}"
+            raise ConfigError(f"quantization: for {quantization}, {name} must be {multiple}")
 
 
 def _tool_call_parser(args: EngineArgs, model: ModelConfig) -> ToolCallStyle:

@@ -15,31 +15,28 @@ from torch import Tensor
 
 from procengine.arrays import ElementType, RowKernels
 from procengine.kernels.logits import reference as logits
+from procengine.kernels.operations import TORCH_OPERATIONS, Operations
 from procengine.kernels.pooling import reference as pooling
-from procengine.kernels.sampling.logprobs import gather_logprobs
 from procengine.staging import StagingRing
 
 __all__ = ["TorchArrays"]
-
-_KERNELS: RowKernels[Tensor] = RowKernels(
-    logits.add_rows,
-    logits.apply_penalties,
-    logits.apply_token_bitmask,
-    logits.ban_sequences,
-    logits.ban_tokens_before,
-    gather_logprobs,
-    pooling.pool_last,
-    pooling.pool_mean,
-)
 
 
 class TorchArrays:
     """Arrays[Tensor]."""
 
-    kernels = _KERNELS
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, operations: Operations = TORCH_OPERATIONS) -> None:
         self.device = device
+        self.kernels: RowKernels[Tensor] = RowKernels(
+            logits.add_rows,
+            operations.apply_penalties,
+            operations.apply_token_bitmask,
+            logits.ban_sequences,
+            logits.ban_tokens_before,
+            operations.gather_logprobs,
+            pooling.pool_last,
+            pooling.pool_mean,
+        )
 
     def new(self, shape: Sequence[int], dtype: ElementType, fill: float = 0) -> Tensor:
         own = getattr(torch, dtype)

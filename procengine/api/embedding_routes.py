@@ -21,7 +21,7 @@ from procengine.api.routes import Call
 from procengine.errors import InvalidRequestError
 from procengine.messages import Delta, Embedding
 
-__all__ = ["embed", "rerank", "score"]
+__all__ = ["EmbeddingRequest", "RerankRequest", "ScoreRequest", "embed", "rerank", "score"]
 
 Items = list[list[Delta | Embedding]]
 
@@ -60,7 +60,7 @@ _RERANK: Final = msgspec.json.Decoder(RerankRequest)
 
 
 def embed(call: Call) -> None:
-    """`POST /v1/embeddings`."""
+    """`POST /v1/embeddings`: texts as vectors."""
     request = decode_body(_EMBED, call.request.body)
     _check(call, request.model)
     if request.dimensions not in (None, call.service.config.model.hidden_size):
@@ -91,7 +91,7 @@ def embed(call: Call) -> None:
 
 
 def score(call: Call) -> None:
-    """`POST /v1/score`."""
+    """`POST /v1/score`: how alike texts are."""
     request = decode_body(_SCORE, call.request.body)
     _check(call, request.model)
     pairs = _pairs(request)
@@ -112,7 +112,7 @@ def score(call: Call) -> None:
 
 
 def rerank(call: Call) -> None:
-    """`POST /v1/rerank`."""
+    """`POST /v1/rerank`: documents by their likeness to a query."""
     request = decode_body(_RERANK, call.request.body)
     _check(call, request.model)
     documents = [_document(f"documents[{index}]", one) for index, one in enumerate(request.documents)]

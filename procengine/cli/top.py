@@ -26,7 +26,8 @@ from procengine.groups import GroupInfo, find_group
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from procengine.profiling.group_monitor import Frame, GroupMonitor
+    from procengine.profiling.group_frame import Frame
+    from procengine.profiling.group_monitor import GroupMonitor
 
 __all__ = ["add_arguments", "run"]
 

@@ -58,6 +58,7 @@ IMPORTED_BY: dict[str, tuple[str, ...]] = {
 # Values in, values out: no clock, no input or output, no device, no process, no configuration object.
 PURE = (
     "procengine.api.answer",
+    "procengine.api.api_key",
     "procengine.api.anthropic_answer",
     "procengine.api.anthropic_request",
     "procengine.api.chat_answer",
@@ -69,6 +70,7 @@ PURE = (
     "procengine.api.completion_request",
     "procengine.api.conversation",
     "procengine.api.errors",
+    "procengine.api.event_log",
     "procengine.api.exchange",
     "procengine.api.generation_fields",
     "procengine.api.json_body",
@@ -137,6 +139,7 @@ PURE = (
     "procengine.trace_context",
     "procengine.profiling.bubbles",
     "procengine.profiling.exposition",
+    "procengine.profiling.group_frame",
     "procengine.profiling.group_totals",
     "procengine.profiling.histogram",
     "procengine.profiling.metric_families",

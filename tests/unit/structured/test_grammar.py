@@ -307,3 +307,8 @@ def test_smollm2_tokens_give_json_that_validates(smollm2: tuple[Tokenizer, Gramm
     for seed in range(4):
         text = walk(compiler.compile(StructuredOutputs(json_schema=SCHEMAS[name])), tokenizer, {0, 2}, seed, 15)
         jsonschema.validate(json.loads(text), SCHEMAS[name])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_objects_have_the_properties_that_are_named(seed: int) -> None:
+    assert set(json.loads(drawn("byte_level", seed, 15, json_schema=SCHEMAS["open_object"]))) == {"a"}
