@@ -151,7 +151,7 @@ class GenerateRunner(Generic[A]):
         """The decode rows that go on, one position further. Their tokens are in the device's own table."""
         was_here = row_steps[row_steps >= micro_step]
         stays = np.flatnonzero(was_here > micro_step)
-        keep = self._send(stays)
+        keep = self._send(stays) if stays.size < was_here.size else slice(None)
         batch = rows.batch
         slots = batch.slots[keep]
         return replace(
