@@ -63,6 +63,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kernels: Literal["auto", "native", "torch"] = "auto"
     attention_backend: Literal["auto", "torch", "triton"] = "auto"
+    enforce_eager: bool | None = None
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
     kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     workers: int = 1
@@ -341,6 +342,7 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
         quantization=_quantization(args, model, reason),
         kernels=kernels,
         attention_backend=_attention_backend(args, kernels),
+        uses_graphs=kernels == "torch" and not (device != "cuda" if args.enforce_eager is None else args.enforce_eager),
         num_workers=args.workers,
         threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
         mock_step_ms=args.mock_step_ms,

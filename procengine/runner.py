@@ -69,7 +69,8 @@ class GenerateRunner(Generic[A]):
         self._executor = executor
         self._arrays = arrays
         self._max_num_seqs, self._vocab_size = max_num_seqs, vocab_size
-        self._max_blocks = -(-max_model_len // block_size)
+        self._slots = SlotState(max_num_seqs, -(-max_model_len // block_size), arrays)
+        arrays.without_gradients(executor.prepare)(self._slots.block_tables)
         self._staging = arrays.open_staging(depth + 1)
         self._processors = [arrays.on_tensors(one, "logits_processors are given tensors") for one in processors]
         self._run: Callable[[StepInput, Int32s], Iterator[StepOutput]] = arrays.without_gradients(self._run_passes)
@@ -77,7 +78,7 @@ class GenerateRunner(Generic[A]):
 
     def forget_slots(self) -> None:
         """No slot has a request."""
-        self._slots = SlotState(self._max_num_seqs, self._max_blocks, self._arrays)
+        self._slots.forget()
         self._logits = LogitsState(self._max_num_seqs, self._vocab_size, self._arrays)
 
     def run(self, header: StepInput, payload: Int32s) -> Iterator[StepOutput]:

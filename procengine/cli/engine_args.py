@@ -25,6 +25,7 @@ _HELP: Final[Mapping[str, str]] = {
     "dtype": "number format of weights and cache (auto: what the device is fast at)",
     "kernels": "what computes on a CPU: native, compiled for it, or torch (auto: native with dtype bfloat16, if built)",
     "attention_backend": "what computes attention with the torch kernels (auto: triton on a GPU; the log says why)",
+    "enforce_eager": "launch every operation of every step, instead of graphs of decode steps (auto: except on a GPU)",
     "quantization": "weights rounded to groups of 8 or 4 bits; none is bfloat16 (auto: as the files have them)",
     "kv_cache_dtype": "number format of keys and values (auto: dtype)",
     "workers": "data-parallel workers, each with its own weights and KV pool",

@@ -29,6 +29,7 @@ RUNNERS = (
     "procengine.arrays",
     "procengine.host_arrays",
     "procengine.torch_arrays",
+    "procengine.decode_graphs",
     "procengine.device_streams",
     "procengine.fetch_pool",
     "procengine.send_arena",
