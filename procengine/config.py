@@ -154,6 +154,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     quantization: Quantization = "none"
     kernels: Kernels = "torch"
     attention_backend: AttentionBackend = "auto"  # of the torch kernels; the worker says what auto became
+    uses_graphs: bool = False  # decode steps are captured as graphs, one for each of a few batch sizes
     num_workers: int = 1
     threads: int = 1  # CPU threads of one worker
     mock_step_ms: float = 0.0

@@ -217,6 +217,7 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
         quantization=_quantization(args, model, device, reason),
         kernels=kernels,
         attention_backend=_attention_backend(args, kernels),
+        uses_graphs=kernels == "torch" and not (device != "cuda" if args.enforce_eager is None else args.enforce_eager),
         num_workers=args.workers,
         threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
         mock_step_ms=args.mock_step_ms,
