@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from procengine.api.anthropic_routes import count_tokens, create_message
+from procengine.api.classify_routes import classify, pooling
 from procengine.api.embedding_routes import embed, rerank, score
 from procengine.api.generation_routes import chat, complete, respond
 from procengine.api.routes import Route, RouteTable
@@ -33,5 +34,8 @@ def all_routes() -> RouteTable:
             Route("POST", "/v1/embeddings", embed),
             Route("POST", "/v1/score", score),
             Route("POST", "/v1/rerank", rerank),
+            Route("POST", "/v1/classify", classify),
+            Route("POST", "/classify", classify),
+            Route("POST", "/pooling", pooling),
         ]
     )
