@@ -217,6 +217,7 @@ class ClientDoor:
                 config.model.tool_call_parser,
                 self._child.epoch,
                 hello.mark,
+                config.model.head.labels if config.model.head else (),
             ),
         )
 
