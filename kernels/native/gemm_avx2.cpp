@@ -112,27 +112,56 @@ PE_INLINE void each_tile(Range rows, int64_t most, const Tile& tile) {
 
 // Integers. Bytes of weights are unsigned (quant.h); what their offset adds is taken off a group's sum.
 
+// Activations of some rows, from the first on: of their values, or of what is left of them. By value, because the compiler
+// takes every store of a vector for one that may change what a reference refers to.
+struct RowsOf {
+    const int8_t* values;
+    const float* scales;
+    const int32_t* minus_sums;
+    int64_t inputs;
+    int64_t groups;
+
+    RowsOf(const QuantizedRows& x, int64_t row, int rest)
+        : values(x.values + row * x.inputs + rest * x.rest_of_values()),
+          scales(x.scales + row * x.groups + rest * x.rest_of_groups()),
+          minus_sums(x.minus_sums + row * x.groups + rest * x.rest_of_groups()),
+          inputs(x.inputs),
+          groups(x.groups) {}
+};
+
 // Adds one group's sums [ROWS][VECTORS] for outputs `first` .. of the panel to y [ROWS][32].
 template <int ROWS, int VECTORS, int OFFSET_SHIFT>
-PE_INLINE void add_sums(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t group, int rest, int64_t first,
+PE_INLINE void add_sums(const IntPanel w, const RowsOf x, int64_t group, int64_t first, bool has_mins,
                         const __m256i (&sums)[ROWS][VECTORS], float* y) {
+    __m256 scales[VECTORS], mins[VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
-        const int64_t column = first + v * WIDTH, at_column = group * PANEL + column;
-        const __m256 scale = w.channel_scales ? _mm256_set1_ps(1.0f) : load_half(w.scales + at_column);
-        const __m256 min = w.mins ? load_half(w.mins + at_column) : _mm256_setzero_ps();
+        const int64_t column = group * PANEL + first + v * WIDTH;
+        scales[v] = w.channel_scales ? _mm256_set1_ps(1.0f) : load_half(w.scales + column);
+        mins[v] = has_mins ? load_half(w.mins + column) : _mm256_setzero_ps();
+    }
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) {
-            const int64_t at = (row + r) * x.groups + group + rest * x.rest_of_groups();
-            __m256i sum = sums[r][v];
-            const __m256i minus_sum = _mm256_set1_epi32(x.minus_sums[at]);
-            if (OFFSET_SHIFT > 0) sum = _mm256_add_epi32(sum, _mm256_slli_epi32(minus_sum, OFFSET_SHIFT));
-            __m256 part = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
-            if (w.mins) part = _mm256_fnmadd_ps(min, _mm256_cvtepi32_ps(minus_sum), part);
-            float* const out = y + r * PANEL + column;
-            _mm256_storeu_ps(out, _mm256_fmadd_ps(part, _mm256_set1_ps(x.scales[at]), _mm256_loadu_ps(out)));
+    for (int r = 0; r < ROWS; ++r) {
+        const __m256i minus_sum = _mm256_set1_epi32(x.minus_sums[r * x.groups + group]);
+        const __m256i offset = OFFSET_SHIFT > 0 ? _mm256_slli_epi32(minus_sum, OFFSET_SHIFT) : _mm256_setzero_si256();
+        const __m256 scale = _mm256_set1_ps(x.scales[r * x.groups + group]);
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+            const __m256i sum = OFFSET_SHIFT > 0 ? _mm256_add_epi32(sums[r][v], offset) : sums[r][v];
+            __m256 part = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scales[v]);
+            if (has_mins) part = _mm256_fnmadd_ps(mins[v], _mm256_cvtepi32_ps(minus_sum), part);
+            float* const out = y + r * PANEL + first + v * WIDTH;
+            _mm256_storeu_ps(out, _mm256_fmadd_ps(part, scale, _mm256_loadu_ps(out)));
         }
     }
+}
+
+template <int ROWS, int VECTORS>
+PE_INLINE void clear(__m256i (&sums)[ROWS][VECTORS]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] = _mm256_setzero_si256();
 }
 
 // INT8: a step of four k is two products of pairs of 16 bits, of even and of odd k, which no sum of 32 bits overflows.
@@ -141,42 +170,39 @@ template <int ROWS>
 struct Int8Group {
     static constexpr int MOST_ROWS = INT8_ROWS;
 
-    // Of each row: for every 32 k the 8 pairs of even k, then those of odd ones.
+    // Activations of some groups. Of each row: for every 32 k the 8 pairs of even k, then those of odd ones. Rows do not
+    // meet in the same lines of the cache.
     alignas(32) int16_t a[ROWS][MOST_GROUP + 16];
-    int64_t size;
+    int64_t first_group;
 
-    Int8Group(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t group, int rest) : size(w.group) {
-        const int8_t* const from = x.values + row * x.inputs + rest * x.rest_of_values() + group * size;
-#pragma GCC unroll 8
+    static int64_t groups_at_once(const IntPanel& w) { return MOST_GROUP / w.group; }
+
+    PE_ALWAYS_INLINE Int8Group(const IntPanel w, const RowsOf x, Range groups) : first_group(groups.begin) {
+        const int8_t* const from = x.values + groups.begin * w.group;
+        const int64_t size = groups.size() * w.group;
         for (int r = 0; r < ROWS; ++r) {
             int64_t k = 0;
-            for (; k + 32 <= size; k += 32) {
-                const __m256i bytes = load_bytes(from + r * x.inputs + k);
-                put(r, k, _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8));
-            }
+            for (; k + 32 <= size; k += 32) widen(r, k, load_bytes(from + r * x.inputs + k));
             if (k == size) continue;
             const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + r * x.inputs + k));
-            const __m256i bytes = _mm256_zextsi128_si256(half);
-            put(r, k, _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8));
+            widen(r, k, _mm256_zextsi128_si256(half));
         }
     }
 
-    PE_ALWAYS_INLINE void put(int r, int64_t k, __m256i even, __m256i odd) {
+    PE_ALWAYS_INLINE void widen(int r, int64_t k, __m256i bytes) {
+        const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), odd = _mm256_srai_epi16(bytes, 8);
         _mm256_store_si256(reinterpret_cast<__m256i*>(a[r] + k), even);
         _mm256_store_si256(reinterpret_cast<__m256i*>(a[r] + k + 16), odd);
     }
 
     template <int VECTORS>
-    PE_ALWAYS_INLINE void add(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t group, int rest, int64_t first,
-                              float* y) const {
+    PE_ALWAYS_INLINE void add(const IntPanel w, const RowsOf x, int64_t group, int64_t first, float* y) const {
         const __m256i low_bytes = _mm256_set1_epi16(0xff);
-        const uint8_t* at = w.values + group * size * PANEL + 4 * first;
+        const uint8_t* at = w.values + group * w.group * PANEL + 4 * first;
         __m256i sums[ROWS][VECTORS];
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) sums[r][v] = _mm256_setzero_si256();
-        for (int64_t k = 0; k < size; k += 16) {
+        clear(sums);
+        const int64_t begin = (group - first_group) * w.group;
+        for (int64_t k = begin; k < begin + w.group; k += 16) {
             const int64_t pair = k / 32 * 32 + k % 32 / 2;
 #pragma GCC unroll 4
             for (int step = 0; step < 4; ++step, at += 4 * PANEL) {
@@ -189,7 +215,7 @@ struct Int8Group {
                 multiply(sums, b, pair + 2 * step + 16);
             }
         }
-        add_sums<ROWS, VECTORS, 7>(w, x, row, group, rest, first, sums, y);
+        add_sums<ROWS, VECTORS, 7>(w, x, group, first, w.mins != nullptr, sums, y);
     }
 
     template <int VECTORS>
@@ -200,90 +226,104 @@ struct Int8Group {
 };
 
 // INT4 in groups of 32: products of bytes, added up in 16 bits until the group ends.
-template <int ROWS, int OFFSET_SHIFT>
+template <int ROWS, bool HAS_MINS>
 struct Int4Group {
     static constexpr int MOST_ROWS = INT4_ROWS;
 
-    const int8_t* a;
+    static int64_t groups_at_once(const IntPanel& w) { return w.inputs / INT4_GROUP; }
 
-    Int4Group(const IntPanel&, const QuantizedRows& x, int64_t row, int64_t group, int rest)
-        : a(x.values + row * x.inputs + rest * x.rest_of_values() + group * INT4_GROUP) {}
+    PE_ALWAYS_INLINE Int4Group(const IntPanel, const RowsOf, Range) {}
 
     template <int VECTORS>
-    PE_ALWAYS_INLINE void add(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t group, int rest, int64_t first,
-                              float* y) const {
+    PE_ALWAYS_INLINE void add(const IntPanel w, const RowsOf x, int64_t group, int64_t first, float* y) const {
         const __m256i nibbles = _mm256_set1_epi8(15);
         const uint8_t* const at = w.values + group * (INT4_GROUP * PANEL / 2) + 4 * first;
+        const int8_t* const a = x.values + group * INT4_GROUP;
         __m256i sums[ROWS][VECTORS];
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) sums[r][v] = _mm256_setzero_si256();
+        clear(sums);
 #pragma GCC unroll 4
         for (int step = 0; step < INT4_GROUP / 8; ++step) {
             __m256i b[VECTORS];
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v) b[v] = _mm256_and_si256(load_bytes(at + step * 4 * PANEL + 32 * v), nibbles);
-            multiply(x, sums, b, 8 * step);
+            multiply(sums, b, a + 8 * step, x.inputs);
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v)
                 b[v] = _mm256_and_si256(_mm256_srli_epi16(load_bytes(at + step * 4 * PANEL + 32 * v), 4), nibbles);
-            multiply(x, sums, b, 8 * step + 4);
+            multiply(sums, b, a + 8 * step + 4, x.inputs);
         }
         const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v) sums[r][v] = _mm256_madd_epi16(sums[r][v], ones);
-        add_sums<ROWS, VECTORS, OFFSET_SHIFT>(w, x, row, group, rest, first, sums, y);
+        add_sums<ROWS, VECTORS, HAS_MINS ? 0 : 3>(w, x, group, first, HAS_MINS, sums, y);
     }
 
     template <int VECTORS>
-    PE_ALWAYS_INLINE void multiply(const QuantizedRows& x, __m256i (&sums)[ROWS][VECTORS], const __m256i (&b)[VECTORS],
-                                   int64_t k) const {
+    PE_ALWAYS_INLINE static void multiply(__m256i (&sums)[ROWS][VECTORS], const __m256i (&b)[VECTORS], const int8_t* a,
+                                          int64_t inputs) {
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) add_bytes(sums[r], b, a + r * x.inputs + k);
+        for (int r = 0; r < ROWS; ++r) add_bytes(sums[r], b, a + r * inputs);
     }
 };
 
 template <int ROWS>
-using Int4SymmetricGroup = Int4Group<ROWS, 3>;
+using Int4SymmetricGroup = Int4Group<ROWS, false>;
 template <int ROWS>
-using Int4MinsGroup = Int4Group<ROWS, 0>;
+using Int4MinsGroup = Int4Group<ROWS, true>;
 
-// One group of ROWS rows: of their values (`rest` 0), or of what is left of them (1).
-template <template <int> class Group, int ROWS>
-PE_INLINE void add_group(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t group, int rest, float* y) {
-    const Group<ROWS> of_rows(w, x, row, group, rest);
+// Adds one group of ROWS rows to y [ROWS][32].
+template <int ROWS, typename Groups>
+PE_INLINE void add_group(const Groups& of_rows, const IntPanel w, const RowsOf x, int64_t group, float* y) {
     constexpr int VECTORS = ROWS == 1 ? PANEL_VECTORS : 2;
 #pragma GCC unroll 1
-    for (int v = 0; v < PANEL_VECTORS; v += VECTORS)
-        of_rows.template add<VECTORS>(w, x, row, group, rest, v * WIDTH, y);
+    for (int v = 0; v < PANEL_VECTORS; v += VECTORS) of_rows.template add<VECTORS>(w, x, group, v * WIDTH, y);
 }
 
-template <template <int> class Group>
-__attribute__((noinline)) void add_rest(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t group, float* y) {
-    add_group<Group, 1>(w, x, row, group, 1, y);
-}
-
-// A few rows of a tile with a rest are multiplied by themselves, many all together: the others' are zeros.
 template <template <int> class Group, int ROWS>
-void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t output, int64_t outputs, const Epilogue& e) {
-    alignas(32) float y[ROWS * PANEL] = {};
-    for (int64_t group = 0; group < x.groups; ++group) {
-        add_group<Group, ROWS>(w, x, row, group, 0, y);
-        bool has_rest[ROWS];
-        int num_rests = 0;
-        for (int r = 0; r < ROWS; ++r)
-            num_rests += has_rest[r] = x.rest_masks[(row + r) * x.mask_words() + group / 64] >> (group % 64) & 1;
-        if (num_rests == 0) continue;
-        if (2 * num_rests > ROWS) {
-            add_group<Group, ROWS>(w, x, row, group, 1, y);
-            continue;
+PE_INLINE void add_rest(const IntPanel w, const QuantizedRows& x, int64_t row, int64_t group, float* y) {
+    const RowsOf rests(x, row, 1);
+    add_group<ROWS>(Group<ROWS>(w, rests, {group, group + 1}), w, rests, group, y);
+}
+
+// The rests of a group where only some rows have one, row by row, or all together: the others' are zeros.
+template <template <int> class Group, int ROWS>
+__attribute__((noinline)) void add_rests(const IntPanel w, const QuantizedRows& x, int64_t row, int64_t group,
+                                         uint32_t which, float* y) {
+    if (2 * __builtin_popcount(which) > ROWS) return add_rest<Group, ROWS>(w, x, row, group, y);
+    for (int r = 0; r < ROWS; ++r)
+        if (which >> r & 1) add_rest<Group, 1>(w, x, row + r, group, y + r * PANEL);
+}
+
+// Adds what is left of the values of some rows' groups.
+template <template <int> class Group, int ROWS>
+PE_INLINE void add_all_rests(const IntPanel w, const QuantizedRows& x, int64_t row, float* y) {
+    const int64_t words = x.mask_words();
+    const uint64_t* const masks = x.rest_masks + row * words;
+    for (int64_t word = 0; word < words; ++word) {
+        uint64_t any = 0;
+        for (int r = 0; r < ROWS; ++r) any |= masks[r * words + word];
+        for (; any != 0; any &= any - 1) {
+            const int bit = __builtin_ctzll(any);
+            uint32_t which = 0;
+            for (int r = 0; r < ROWS; ++r) which |= static_cast<uint32_t>(masks[r * words + word] >> bit & 1) << r;
+            add_rests<Group, ROWS>(w, x, row, word * 64 + bit, which, y);
         }
-        for (int r = 0; r < ROWS; ++r)
-            if (has_rest[r]) add_rest<Group>(w, x, row + r, group, y + r * PANEL);
     }
+}
+
+template <template <int> class Group, int ROWS>
+void int_tile(const IntPanel w, const QuantizedRows& x, int64_t row, int64_t output, int64_t outputs, const Epilogue& e) {
+    alignas(32) float y[ROWS * PANEL] = {};
+    const RowsOf values(x, row, 0);
+    const int64_t at_once = Group<ROWS>::groups_at_once(w);
+    for (int64_t begin = 0; begin < values.groups; begin += at_once) {
+        const Range groups{begin, begin + at_once < values.groups ? begin + at_once : values.groups};
+        const Group<ROWS> of_rows(w, values, groups);
+        for (int64_t group = groups.begin; group < groups.end; ++group) add_group<ROWS>(of_rows, w, values, group, y);
+    }
+    add_all_rests<Group, ROWS>(w, x, row, y);
     for (int r = 0; r < ROWS; ++r) {
         if (w.channel_scales) {
             for (int64_t i = 0; i < PANEL; i += WIDTH)
@@ -301,8 +341,7 @@ void int_rows(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t out
             case 2: int_tile<Group, 2>(w, x, row, output, outputs, e); break;
             case 3: int_tile<Group, 3>(w, x, row, output, outputs, e); break;
             case 4: int_tile<Group, 4>(w, x, row, output, outputs, e); break;
-            default:
-                if constexpr (Group<1>::MOST_ROWS > 4) int_tile<Group, 5>(w, x, row, output, outputs, e);
+            default: int_tile<Group, Group<1>::MOST_ROWS>(w, x, row, output, outputs, e);
         }
     });
 }
