@@ -263,6 +263,7 @@ def _make_pipeline(child: Child, parts: dict[str, FrontendParts], worker: Worker
     limits = SchedulerLimits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_mixed_tokens=scheduler.max_mixed_tokens,
         max_embed_tokens=scheduler.max_embed_tokens,
         max_model_len=scheduler.max_model_len,
         block_size=cache.block_size,
@@ -291,6 +292,9 @@ def _model_facts(child: Child, num_blocks: int) -> ModelFacts:
         max_embed_tokens=config.scheduler.max_embed_tokens,
         eos_token_ids=config.model.eos_token_ids,
         limits=config.limits,
+        hidden_size=config.model.hidden_size,
+        num_layers=config.model.num_layers,
+        num_token_types=config.model.encoder.num_token_types if config.model.encoder else 0,
     )
 
 

@@ -16,8 +16,9 @@ from typing import Any
 import anthropic
 import pytest
 
+from procengine.engine_args import EngineArgs
 from procengine.launch import launch_group
-from procengine.resolve import EngineArgs, resolve
+from procengine.resolve import resolve
 from tests.client_homes import python_of, script_of
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -66,7 +67,7 @@ def test_anthropic(url: str) -> None:
         with client.messages.stream(messages=question, **fields) as stream:
             assert "".join(stream.text_stream) == CAPITAL
         properties = {"city": {"type": "string"}}
-        schema = {"type": "object", "properties": properties, "required": ["city"]}
+        schema: Any = {"type": "object", "properties": properties, "required": ["city"]}
         answer = client.messages.create(
             messages=[{"role": "user", "content": "What is the weather in Paris?"}],
             tools=[{"name": "get_weather", "description": "Weather of a city", "input_schema": schema}],

@@ -13,8 +13,9 @@ from typing import Any
 import openai
 import pytest
 
+from procengine.engine_args import EngineArgs
 from procengine.launch import launch_group
-from procengine.resolve import EngineArgs, resolve
+from procengine.resolve import resolve
 from tests.api.http_client import HttpClient
 from tests.client_homes import node_folder
 from tests.e2e.smollm2 import SMOLLM2_OPTIONS

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from procengine.errors import InvalidRequestError, RequestFailedError
-from procengine.structured import Grammar, GrammarCompiler, StructuredOutputs
+from procengine.structured.compiler import GrammarCompiler
+from procengine.structured.grammar import Grammar
+from procengine.structured.spec import StructuredOutputs
 from procengine.tokenizer import Tokenizer
 from tests.tiny_tokenizers import FAMILIES
 from tests.unit.structured.schemas import SCHEMAS
