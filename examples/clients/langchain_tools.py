@@ -26,7 +26,7 @@ def get_weather(city: str) -> str:
 
 chat = ChatOpenAI(model=os.environ["MODEL"], temperature=0, max_tokens=60, api_key="none")
 
-pieces = [piece.content for piece in chat.stream("What is the capital of France?")]
+pieces = [piece.content for piece in chat.stream("What is the capital of Germany?")]
 person = chat.with_structured_output(Person).invoke("Ada Lovelace is 36 years old. Who is she?")
 calls = chat.bind_tools([get_weather], tool_choice="get_weather").invoke("What is the weather in Paris?").tool_calls
 

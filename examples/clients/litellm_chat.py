@@ -10,7 +10,7 @@ import litellm
 
 place = {"api_base": os.environ["OPENAI_BASE_URL"], "api_key": "none"}
 model = f"openai/{os.environ['MODEL']}"
-question = [{"role": "user", "content": "What is the capital of France?"}]
+question = [{"role": "user", "content": "What is the capital of Germany?"}]
 fields = {"model": model, "messages": question, "temperature": 0, "max_tokens": 30, **place}
 
 whole = litellm.completion(**fields)

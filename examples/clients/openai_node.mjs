@@ -9,7 +9,7 @@ const ask = (content, fields) =>
   client.chat.completions.create({ model, messages: [{ role: "user", content }], temperature: 0, max_tokens: 60, ...fields });
 
 const pieces = [];
-const stream = await ask("What is the capital of France?", { stream: true, stream_options: { include_usage: true } });
+const stream = await ask("What is the capital of Germany?", { stream: true, stream_options: { include_usage: true } });
 let usage = null;
 for await (const event of stream) {
   if (event.choices.length) pieces.push(event.choices[0].delta.content ?? "");
@@ -32,7 +32,7 @@ const called = await ask("What is the weather in Paris?", {
   tool_choice: "required",
 });
 
-const response = await client.responses.create({ model, input: "What is the capital of France?", temperature: 0 });
+const response = await client.responses.create({ model, input: "What is the capital of Germany?", temperature: 0 });
 const models = (await client.models.list()).data.map((one) => one.id);
 const refused = await ask("Hi", { temperature: -1 }).catch((error) => ({ status: error.status, param: error.param }));
 

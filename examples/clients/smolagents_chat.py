@@ -22,7 +22,7 @@ def get_weather(city: str) -> str:
 model = OpenAIModel(
     os.environ["MODEL"], api_base=os.environ["OPENAI_BASE_URL"], api_key="none", temperature=0, max_tokens=60
 )
-question = [{"role": "user", "content": "What is the capital of France?"}]
+question = [{"role": "user", "content": "What is the capital of Germany?"}]
 weather = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 text = model.generate(question).content

@@ -25,8 +25,9 @@ pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "clients"
 MODEL = "smollm2"
-CAPITAL = "The capital of France is Paris."
-QUESTION = "What is the capital of France?"
+# Not of France: there the first token is a near tie in float32 already (0.08), which 8-bit activations may turn round.
+CAPITAL = "The capital of Germany is Berlin."
+QUESTION = "What is the capital of Germany?"
 LADY = "Ada Lovelace is 36 years old. Who is she?"
 
 

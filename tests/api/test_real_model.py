@@ -174,7 +174,7 @@ def test_the_openai_client_of_node(http: HttpClient, tmp_path: Path) -> None:
     said = json.loads(
         subprocess.run(["node", folder / script.name], env=env, stdout=subprocess.PIPE, check=True).stdout
     )
-    assert said["text"] == said["response"] == "The capital of France is Paris." and said["models"] == [model]
+    assert said["text"] == said["response"] == "The capital of Germany is Berlin." and said["models"] == [model]
     assert said["usage"]["completion_tokens"] == 8 and said["refused"] == {"status": 400, "param": "temperature"}
     assert set(said["person"]) == {"name", "age"} and "Lovelace" in said["person"]["name"]
     assert said["call"]["name"] == "get_weather" and json.loads(said["call"]["arguments"]) == {"city": "Paris"}
