@@ -43,7 +43,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ]
     name: Annotated[str | None, About(_MODEL, "name of the group (auto: the model's)", metavar="NAME")] = None
     pooling: Annotated[
-        Literal["auto", "last", "mean"],
+        Literal["auto", "last", "mean", "cls"],
         About(_MODEL, "how embed reduces hidden states to one vector (auto: what the model says)"),
     ] = "auto"
     tool_call_parser: Annotated[
@@ -78,6 +78,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Literal["auto", "torch", "triton"],
         About(_DEVICE, "what computes attention with the torch kernels (auto: triton on a GPU; the log says why)"),
     ] = "auto"
+    enforce_eager: Annotated[
+        bool | None,
+        About(_DEVICE, "launch every operation of every step, instead of graphs of decode steps (auto: not on a GPU)"),
+    ] = None
     quantization: Annotated[
         Literal["auto", "none", "int8", "int4", "fp8"],
         About(_DEVICE, "weights rounded to 8 or 4 bits; fp8 on GPUs; none is floats (auto: as the files have them)"),

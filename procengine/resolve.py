@@ -103,7 +103,9 @@ def _mixed_tokens(args: EngineArgs, device: Device) -> int | None:
 
 
 def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> SchedulerConfig:
-    max_model_len = args.max_model_len or model.max_position_embeddings
+    max_model_len = args.max_model_len or min(
+        model.max_position_embeddings, model.max_seq_length or model.max_position_embeddings
+    )
     if max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"max_model_len: {max_model_len} is more than the {model.max_position_embeddings} positions "
@@ -121,7 +123,8 @@ def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> Schedule
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=budget,
         max_mixed_tokens=_mixed_tokens(args, device),
-        max_embed_tokens=args.max_num_batched_tokens or max(budget, _CHUNK_TOKENS),
+        max_embed_tokens=args.max_num_batched_tokens
+        or max(budget, _CHUNK_TOKENS, max_model_len if model.encoder else 0),
         max_model_len=max_model_len,
         enable_chunked_prefill=args.enable_chunked_prefill,
         policy=args.scheduling_policy,
@@ -214,6 +217,7 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
         quantization=_quantization(args, model, device, reason),
         kernels=kernels,
         attention_backend=_attention_backend(args, kernels),
+        uses_graphs=kernels == "torch" and not (device != "cuda" if args.enforce_eager is None else args.enforce_eager),
         num_workers=args.workers,
         threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
         mock_step_ms=args.mock_step_ms,
@@ -236,9 +240,19 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
         return "kernels is torch"
     if device != "cpu":
         return f"they are for the cpu, and device is {device}"
+    if model.encoder is not None:
+        return _why_not_native_encoder(args) or library.why_not("cpu")
     if args.dtype not in ("auto", "bfloat16"):
         return f"they compute in bfloat16, and dtype is {args.dtype}"
     return why_decoder_cannot(decoder_sizes(model), args.block_size) or library.why_not("cpu")
+
+
+def _why_not_native_encoder(args: EngineArgs) -> str | None:
+    if args.dtype not in ("auto", "float32"):
+        return f"those of encoders compute in float32, and dtype is {args.dtype}"
+    if args.quantization != "auto":
+        return f"those of encoders have weights of 14 bits, and quantization is {args.quantization}"
+    return None
 
 
 def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernels) -> DType:
@@ -246,6 +260,8 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernel
         return args.dtype
     if device == "cuda":
         return "float16" if model.weights_dtype == "float16" else "bfloat16"
+    if model.encoder is not None:
+        return "float32"
     # Half the memory traffic, but with torch only where the CPU multiplies bfloat16 itself; elsewhere it is emulated.
     is_fast = kernels == "native" or (device == "cpu" and "avx512_bf16" in cpu_flags())
     return "bfloat16" if is_fast else "float32"
@@ -264,6 +280,8 @@ def _kv_cache_dtype(args: EngineArgs, dtype: DType, kernels: Kernels) -> DType:
 def _quantization(args: EngineArgs, model: ModelConfig, device: Device, why_not_native: str | None) -> Quantization:
     """auto keeps what the file has: the bits of a GGUF file, the floats of safetensors. A model in torch has floats."""
     asked = args.quantization
+    if asked == "auto" and model.encoder is not None:
+        return "int14" if why_not_native is None else "none"
     if asked == "auto":
         return "stored" if why_not_native is None and model.format == "gguf" else "none"
     if asked == "none":

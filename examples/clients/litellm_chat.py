@@ -1,4 +1,4 @@
-"""litellm: a whole answer, a streamed one, and vectors.
+"""litellm: a whole answer, and a streamed one.
 
 OPENAI_BASE_URL and MODEL say where.
 """

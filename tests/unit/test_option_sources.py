@@ -22,7 +22,7 @@ def other_values(option: Option) -> list[Any]:
     if option.is_list:
         return [("a",), ("b", "c"), ("d",)]
     if option.kind is bool:
-        return [not option.default, option.default, not option.default]
+        return [not option.default, bool(option.default), not option.default]
     if option.choices:
         return [*[choice for choice in option.choices if choice != option.default], option.default, *option.choices][:3]
     if option.kind is str:
