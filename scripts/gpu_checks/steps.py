@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from gpu_checks.decode_run import DecodeFigures, DecodeRun
 from gpu_checks.machine import Machine
-from gpu_checks.models import make_config, make_model, num_weight_bytes, shape_of
+from gpu_checks.models import make_config, make_weights, num_weight_bytes, open_model, shape_of
 from gpu_checks.report import Budget, Report, Row, Status
 
 from procengine.config import ModelConfig
-from procengine.torch_executor import TorchModel
 
 __all__ = ["check_steps", "free", "memory_share"]
 
@@ -35,8 +34,9 @@ def check_steps(machine: Machine, report: Report, budget: Budget) -> None:
             report.add(Row("steps", name, "skip", "no time left"))
             continue
         config = make_config(name)
-        model, _ = make_model(config, dtype, machine.device)
-        run = DecodeRun(machine, config, TorchModel(model), str(dtype).removeprefix("torch."))
+        with torch.inference_mode():
+            model = open_model(config, make_weights(config, dtype, machine.device))
+        run = DecodeRun(machine, config, model, str(dtype).removeprefix("torch."))
         for batch in batches:
             _check_batch(name, batch, run, machine, report, budget, config)
         del model, run
