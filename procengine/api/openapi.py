@@ -26,8 +26,8 @@ _SCHEMES: Final = {
 _REQUEST_ID: Final[dict[str, Any]] = {
     "name": "X-Request-Id",
     "in": "header",
-    "description": "Goes back as it came, and is part of the answer's id.",
-    "schema": {"type": "string", "maxLength": 128},
+    "description": "Goes back as it came and is part of the answer's id, if it has at most 128 characters.",
+    "schema": {"type": "string"},
 }
 _WINDOW: Final[dict[str, Any]] = {
     "name": WINDOW_HEADER,
@@ -47,9 +47,9 @@ def openapi_document(routes: Sequence[Route], version: str, *, wants_key: bool) 
     """The document. Routes whose handlers say nothing of themselves are pages for people, and not in it."""
     told = [route for route in routes if route.handler.__doc__]
     bodies = [route.body for route in told if route.body is not None]
-    types = [*bodies, ErrorAnswer, AnthropicAnswer]
+    types: list[type[msgspec.Struct]] = [*bodies, ErrorAnswer, AnthropicAnswer]
     refs, components = msgspec.json.schema_components(types, ref_template=_REF)
-    ref_by_type: dict[type[msgspec.Struct], dict[str, Any]] = dict(zip(types, refs, strict=True))
+    ref_by_type = dict(zip(types, refs, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in told:
         tail = f"{{{route.tail}}}" if route.tail else ""

@@ -74,6 +74,7 @@ def _read_weights(
             weights = allocate_weights(config, dtype, device)
             _read_all(source, list(weight_destinations(config, weights)), bar)
             return weights
+        assert quantization != "int14", "of encoders alone"
         bare = msgspec.structs.replace(config, num_layers=0)
         outside = allocate_weights(bare, dtype, device)
         _read_all(source, list(weight_destinations(bare, outside)), bar)

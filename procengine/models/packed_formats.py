@@ -32,6 +32,8 @@ def packed_format(quantization: Quantization, ggml_type: str | None, *, is_table
             return _INT8 if is_table else _INT4
         case "fp8":
             raise ConfigError("fp8 weights are for the torch kernels")
+        case "int14":
+            raise ConfigError("weights of 14 bits are for encoders")
         case "stored":
             return GGML_FORMATS.get(ggml_type or "", _BF16)
 

@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 from procengine.config import EngineConfig, LimitsConfig, MetricsConfig
+from procengine.engine_args import OPTIONS, EngineArgs
 from procengine.errors import ConfigError, ModelError
 from procengine.kernels.native import library
-from procengine.resolve import EngineArgs, resolve
+from procengine.resolve import resolve
 from tests.model_files import LLAMA, SIZES, write_folder, write_gguf
 
 POSITIONS = SIZES["max_position_embeddings"]
@@ -101,11 +102,7 @@ def test_value_out_of_range_is_refused_by_name_and_value_before_the_model_is_loo
 
 
 def test_every_numeric_option_has_its_ranges_tested() -> None:
-    numeric = {
-        field.name
-        for field in msgspec.structs.fields(EngineArgs)
-        if field.type in (int, float, int | None, float | None)
-    }
+    numeric = {name for name, option in OPTIONS.items() if option.kind in (int, float)}
     assert numeric == {option for option, _, _ in RANGES}
 
 
