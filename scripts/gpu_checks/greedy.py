@@ -25,12 +25,13 @@ from procengine.scheduler.limits import SchedulerLimits
 
 __all__ = ["check_greedy"]
 
-# Depth, decode steps, backend of the operations. On a GPU auto is triton.
-_MODES = {
-    "torch": (1, 1, "torch"),
-    "triton": (1, 1, "triton"),
-    "depth 2": (2, 1, "auto"),
-    "4 steps a message": (2, 4, "auto"),
+# Depth, decode steps, backend of the operations, graphs. On a GPU auto is triton.
+_Mode = tuple[int, int, str, tuple[int, ...]]
+_MODES: dict[str, _Mode] = {
+    "torch": (1, 1, "torch", ()),
+    "triton": (1, 1, "triton", ()),
+    "depth 2, graphs": (2, 1, "auto", (1, 2, 4, 8)),
+    "4 steps a message": (2, 4, "auto", (8,)),
 }
 _NEAR_TIE = 1e-3  # of the spread of a row's logits: two candidates that float32 sums in another order may swap
 _MAX_ERROR_RATIO = 1.5  # of our bfloat16 error to transformers'
@@ -62,9 +63,9 @@ def _check_model(
     num_tokens = 32 if machine.is_cuda else 6
     oracle = oracle_of(config, weights, torch.float32, machine.device)
     expected = [_oracle_tokens(oracle, prompt, num_tokens, machine) for prompt in prompts]
-    for mode, (depth, decode_steps, backend) in _MODES.items():
+    for mode, (depth, decode_steps, backend, graph_sizes) in _MODES.items():
         if budget.has():
-            model = open_model(config, weights, backend)
+            model = open_model(config, weights, backend, graph_sizes)
             tokens = _our_tokens(config, model, prompts, num_tokens, depth, decode_steps, "float32")
             row = _compare(f"{name}, float32, {mode}", prompts, tokens, expected, oracle, machine)
             report.add(row)

@@ -49,7 +49,8 @@ def check_group(machine: Machine, report: Report, budget: Budget) -> None:
 
 def _run(mode: str, model: str, options: dict[str, Any], machine: Machine, report: Report) -> None:
     from procengine.bench.decode_bench import DecodeBench
-    from procengine.resolve import EngineArgs, resolve
+    from procengine.engine_args import EngineArgs
+    from procengine.resolve import resolve
 
     batches, input_len, output_len = ((1, 32, 256), 64, 160) if machine.is_cuda else ((2,), 5, 24)
     args = EngineArgs(model=model, name="gpu-check", max_model_len=512, crash_seconds=0, **options)

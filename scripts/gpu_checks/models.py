@@ -100,12 +100,15 @@ def read_weights(config: ModelConfig, device: torch.device) -> LlamaWeights:
     return weights
 
 
-def open_model(config: ModelConfig, weights: LlamaWeights, backend: str = "auto") -> TorchModel:
-    """The model as a worker has it. `backend`: of all operations; auto is what a worker of this device takes."""
+def open_model(
+    config: ModelConfig, weights: LlamaWeights, backend: str = "auto", graph_sizes: tuple[int, ...] = ()
+) -> TorchModel:
+    """The model as a worker has it. `backend`: of all operations; auto is what a worker of this device takes.
+    `graph_sizes`: of the decode batches that become graphs."""
     device, dtype = weights.embedding.device.type, str(weights.embedding.dtype).removeprefix("torch.")
     conditions = Conditions(device, dtype, BLOCK_SIZE, config.head_dim)
     operations = open_operations(backend, conditions, rowwise_backend=backend)
-    return TorchModel(LlamaModel(config, weights, rotary_table(config), operations))
+    return TorchModel(LlamaModel(config, weights, rotary_table(config), operations), graph_sizes)
 
 
 def quantized(weights: LlamaWeights, kind: WeightKind) -> LlamaWeights:

@@ -19,6 +19,7 @@ from gpu_checks.report import Budget, Report, Row
 from gpu_checks.steps import free
 
 from procengine.config import ModelConfig
+from procengine.decode_graphs import graph_sizes
 from procengine.scheduler.limits import SchedulerLimits
 
 __all__ = ["check_peer"]
@@ -34,7 +35,7 @@ def check_peer(machine: Machine, report: Report, budget: Budget) -> None:
     prompts = generator.integers(3, config.vocab_size, (num_requests, prompt_len)).tolist()
     with torch.inference_mode():
         weights = make_weights(config, dtype, machine.device)
-    model = open_model(config, weights)
+    model = open_model(config, weights, graph_sizes=graph_sizes(num_requests))
     name = str(dtype).removeprefix("torch.")
     ours = _timed(partial(_run_ours, config, model, prompts, num_tokens, name), machine)
     values = {"requests": num_requests, "prompt": prompt_len, "tokens": num_tokens}

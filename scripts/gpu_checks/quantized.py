@@ -83,20 +83,17 @@ def _check_model(
 ) -> None:
     kv_dtype = str(weights.embedding.dtype).removeprefix("torch.")
     sequence = np.random.default_rng(7).integers(0, config.vocab_size, 100 if machine.is_cuda else 9).tolist()
-    plain = open_model(config, weights)
-    exact = logits_of(config, plain, [sequence], kv_dtype)
-    base = {batch: DecodeRun(machine, config, plain, kv_dtype).measure(batch, 2, 1) for batch in batches}
-    if not machine.is_cuda:
-        DecodeRun(machine, config, open_model(config, quantized(weights, "int8")), kv_dtype).measure(1, 2, 1)
+    exact = logits_of(config, open_model(config, weights), [sequence], kv_dtype)
+    base = {batch: DecodeRun(machine, config, weights).measure(batch, 2, 1) for batch in batches}
     for kind, bits in _BITS.items():
         if not budget.has(6 if machine.is_cuda else 0):
             report.add(Row("quantized", f"{config.name}, {kind}", "skip", "no time left"))
             continue
-        model = open_model(config, quantized(weights, kind))
-        error = relative_error(logits_of(config, model, [sequence], kv_dtype), exact)
+        rounded = quantized(weights, kind)
+        error = relative_error(logits_of(config, open_model(config, rounded), [sequence], kv_dtype), exact)
         text, values = f"logits off by {error:.1%} of their spread", {"error": error}
-        for batch in batches if machine.is_cuda else ():
-            figures = DecodeRun(machine, config, model, kv_dtype).measure(batch, 2, 1)
+        for batch in batches if machine.is_cuda or kind == "int8" else ():
+            figures = DecodeRun(machine, config, rounded).measure(batch, 2, 1)
             gain = base[batch].pass_us / figures.pass_us
             share = memory_share(figures, num_weight_bytes(config, bits), config, machine)
             rate = figures.tokens_per_s
@@ -104,5 +101,5 @@ def _check_model(
             text += f"; batch {batch}: {rate:.0f} tok/s ({gain:.2f} times bfloat16's), {share:.0%} of the bandwidth"
         is_good = error < _MOST_ERROR[kind]
         report.add(Row("quantized", f"{config.name}, {kind}", "ok" if is_good else "FAIL", text, values))
-        del model
+        del rounded
         free(machine)
