@@ -33,6 +33,7 @@ _HELP: Final[Mapping[str, str]] = {
     "block_size": "tokens in one block of the KV cache",
     "num_blocks": "blocks in the KV pool of one worker (auto: what fits --kv-cache-memory)",
     "kv_cache_memory": "bytes of KV cache of all workers together (auto: a quarter of what there is, at most 2 GiB)",
+    "gpu_memory_utilization": "share of a GPU's memory that weights, steps and KV cache may take together",
     "enable_prefix_caching": "keep the KV blocks of finished prompts, and reuse them for equal beginnings",
     "max_num_seqs": "most requests that run at once in one worker",
     "max_num_batched_tokens": "token budget of one step (auto: 2048, on a CPU 256; more for many rows, whole prompts)",
