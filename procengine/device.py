@@ -118,9 +118,12 @@ def _load_torch(config: EngineConfig, progress: bool) -> TorchModel:
         raise ConfigError("device: cuda was asked for, but torch sees no CUDA device here")
     torch.set_num_threads(worker.threads)
     conditions = Conditions(worker.device, worker.dtype, config.cache.block_size, model.head_dim)
+    if worker.quantization == "fp8" and worker.device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        raise ConfigError("quantization: this GPU has no fp8 (it takes compute capability 8.9); int8 is as large")
     operations = open_operations(worker.attention_backend, conditions)  # before the slow part: it may not be possible
     try:
-        loaded = load_model(model, getattr(torch, worker.dtype), worker.device, progress, operations)
+        dtype = getattr(torch, worker.dtype)
+        loaded = load_model(model, dtype, worker.device, progress, operations, worker.quantization)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"{worker.device} has no memory for the weights of {model.name} in {worker.dtype}: take a smaller "

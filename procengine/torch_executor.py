@@ -33,7 +33,7 @@ class TorchModel:
         self.graph_sizes = graph_sizes
         self.arrays = TorchArrays(model.device, model.operations)
         names = {f"{name}_backend": backend for name, backend in model.operations.names.items()}
-        self.facts: dict[str, int | float | str] = {"kernels": "torch", **names, "quantization": "none"}
+        self.facts: dict[str, int | float | str] = {"kernels": "torch", **names, "quantization": model.quantization}
 
     def open(self, cache: KVTensors[Tensor]) -> TorchExecutor:
         return TorchExecutor(self.model, cache, self.arrays.streams, self.graph_sizes)
