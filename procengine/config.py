@@ -126,7 +126,8 @@ class CacheConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     block_size: int = 16  # tokens
     num_blocks: int | None = None  # None: the worker measures what fits `memory_bytes` and says so in WorkerReady
-    memory_bytes: int = 1 << 30
+    memory_bytes: int | None = 1 << 30  # None: what a GPU has left, up to `gpu_memory_utilization` of all it has
+    gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
 
 
