@@ -19,7 +19,7 @@ from procengine.executor import Model
 from procengine.kv_tensors import kv_block_bytes
 from procengine.messages import EmbedInput, StepInput
 from procengine.step_output import EmbedOutput, StepOutput
-from procengine.workflows import WORKFLOWS, load_part
+from procengine.workflows import find_workflow, load_part
 
 __all__ = ["Device", "open_device"]
 
@@ -57,7 +57,7 @@ class Device(Generic[A]):
             runner.forget_slots()
 
     def _open_runner(self, workflow: str) -> Any:
-        runner = load_part(WORKFLOWS[workflow].forward)(self)
+        runner = load_part(find_workflow(workflow).forward)(self)
         self._runners[workflow] = runner
         return runner
 
