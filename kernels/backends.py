@@ -1,7 +1,6 @@
 """Which implementation of an operation runs where.
 
 Owns: the table of backends and the choice among them. Never does: run an operation, or read the environment.
-An operation's public functions live in its own folder; only `reference` (plain torch) exists so far, for all of them.
 """
 
 from __future__ import annotations
@@ -10,58 +9,91 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 
 from procengine.errors import ConfigError
 
-__all__ = ["OPERATIONS", "Backend", "resolve_backend"]
+__all__ = ["OPERATIONS", "Backend", "Conditions", "resolve_backend"]
 
 logger = logging.getLogger(__name__)
 
-OPERATIONS = ("activation", "attention", "kv_cache", "linear", "norm", "rope", "sampling")
+# rowwise: norms, activations, rope with the write to the cache, changes to logits, sampling, log probabilities.
+OPERATIONS = ("attention", "rowwise")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a backend has to cope with."""
+
+    device_type: str  # "cpu" or "cuda"
+    dtype: str = "float32"
+    block_size: int = 16
+    head_dim: int = 64
+
+
+_WhyNot = Callable[[Conditions], str | None]  # None: nothing speaks against it
+
+
+def _nothing(_: Conditions) -> str | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A named implementation; `why_not(device_type)` is None where it can run, else the reason it cannot."""
+    """A named implementation: why it cannot run, and why it is not chosen where nobody names it."""
 
     name: str
-    why_not: Callable[[str], str | None]
+    why_not: _WhyNot = _nothing
+    why_not_auto: _WhyNot = _nothing
 
 
-def _runs_everywhere(device_type: str) -> str | None:
-    return None
+def _why_not_triton(conditions: Conditions) -> str | None:
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if conditions.device_type == "cuda":
+        return None
+    from triton import knobs
+
+    return None if knobs.runtime.interpret else f"it compiles for GPUs, not for a {conditions.device_type}"
 
 
-# Best first: "auto" takes the first one that can run.
-_BACKENDS: dict[str, tuple[Backend, ...]] = {op: (Backend("reference", _runs_everywhere),) for op in OPERATIONS}
+def _why_not_interpreted(conditions: Conditions) -> str | None:
+    return None if conditions.device_type == "cuda" else "its interpreter is for tests"
 
 
-def resolve_backend(op: str, name: str, device: str) -> str:
-    """The backend that `op` uses on `device` ("cpu", "cuda:0", ...).
+_TRITON = Backend("triton", _why_not_triton, _why_not_interpreted)
+_TORCH = Backend("torch")
 
-    `name` is a backend or "auto". Raises ConfigError for a backend that does not exist or cannot run there.
-    """
-    return _resolve(op, name, device.partition(":")[0])
+# Best first: "auto" takes the first against which nothing speaks.
+_BACKENDS: dict[str, tuple[Backend, ...]] = dict.fromkeys(OPERATIONS, (_TRITON, _TORCH))
 
 
 @cache  # one answer, and with it one log line, for each question
-def _resolve(op: str, name: str, device_type: str) -> str:
+def resolve_backend(op: str, name: str, conditions: Conditions) -> str:
+    """The backend of `op`. `name` is a backend or "auto".
+
+    Raises ConfigError for a backend that does not exist or cannot run under these conditions.
+    """
     if op not in _BACKENDS:
         raise ConfigError(f"unknown operation {op!r}; there are: {', '.join(OPERATIONS)}")
-    reasons = {backend.name: backend.why_not(device_type) for backend in _BACKENDS[op]}
     if name == "auto":
-        return _choose(op, device_type, reasons)
-    if name not in reasons:
-        raise ConfigError(f"unknown {op} backend {name!r}; there are: auto, {', '.join(reasons)}")
-    if reasons[name] is not None:
-        raise ConfigError(f"{op} backend {name!r} cannot run on {device_type}: {reasons[name]}")
+        return _choose(op, conditions)
+    found = next((backend for backend in _BACKENDS[op] if backend.name == name), None)
+    if found is None:
+        names = ", ".join(backend.name for backend in _BACKENDS[op])
+        raise ConfigError(f"unknown {op} backend {name!r}; there are: auto, {names}")
+    reason = found.why_not(conditions)
+    if reason is not None:
+        raise ConfigError(f"{op} backend {name!r} cannot run on {conditions.device_type}: {reason}")
     return name
 
 
-def _choose(op: str, device_type: str, reasons: dict[str, str | None]) -> str:
-    runnable = [backend for backend, reason in reasons.items() if reason is None]
-    refused = "; ".join(f"not {backend}: {reason}" for backend, reason in reasons.items() if reason is not None)
-    if not runnable:
-        raise ConfigError(f"no {op} backend runs on {device_type}: {refused}")
-    logger.info("%s on %s: %s%s", op, device_type, runnable[0], f" ({refused})" if refused else "")
-    return runnable[0]
+def _choose(op: str, conditions: Conditions) -> str:
+    backends = _BACKENDS[op]
+    reasons = {one.name: one.why_not(conditions) or one.why_not_auto(conditions) for one in backends}
+    chosen = next((name for name, reason in reasons.items() if reason is None), None)
+    refused = "; ".join(f"not {name}: {reason}" for name, reason in reasons.items() if reason is not None)
+    if chosen is None:
+        raise ConfigError(f"no {op} backend runs on {conditions.device_type}: {refused}")
+    logger.info("%s on %s: %s%s", op, conditions.device_type, chosen, f" ({refused})" if refused else "")
+    return chosen

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 import zmq
 
 from procengine import ipc
+from procengine.async_client_verbs import AsyncPrefillVerbs
 from procengine.client_bodies import (
     Body,
     Messages,
@@ -26,7 +27,6 @@ from procengine.client_bodies import (
     one_prompt_body,
     prompt_body,
     prompt_text,
-    timed_body,
 )
 from procengine.client_core import ClientCore, OnEnd, OnItem, Pending, dead_group_error
 from procengine.client_link import CUT_OFF_S, new_call_seed, new_identity
@@ -34,13 +34,11 @@ from procengine.curve_keys import ClientKeys, client_keys
 from procengine.errors import EngineDeadError, ProcengineError
 from procengine.groups import GroupInfo, find_group, is_gone
 from procengine.listen import reachable_from
-from procengine.messages import Attached, Embedding, Stats, Welcome
+from procengine.messages import Attached, Stats, Welcome
 from procengine.outputs import (
-    EmbeddingOutput,
     RequestOutput,
     StreamDelta,
     collect_deltas,
-    collect_embedding,
     stream_delta,
 )
 from procengine.refusal import raise_if_refused
@@ -54,7 +52,7 @@ _LIVENESS_S = 0.5
 _CONNECT_TIMEOUT_S = 30.0
 
 
-class AsyncClient:
+class AsyncClient(AsyncPrefillVerbs):
     """A connection to one group. Use it with `async with`, or call `connect` and `close`.
 
     Args:
@@ -192,11 +190,6 @@ class AsyncClient:
         finally:
             connection.abandon(pending)
 
-    async def embed(self, prompt: Prompt, *, timeout_s: float | None = None, traceparent: str = "") -> EmbeddingOutput:
-        """The vector of a text or a list of token ids. Cancelling the task aborts the request. Raises as `generate`."""
-        pending = await self._run("embed", timed_body(prompt_body(prompt), timeout_s), None, traceparent)
-        return collect_embedding(pending.answer(Embedding), pending.delivered_ns, pending.arrived_ns)
-
     async def abort(self, request_id: str) -> None:
         """Stop a running request: it ends with `finish_reason` "abort" and what it has by then."""
         self._connected.abort(request_id)
@@ -256,7 +249,7 @@ class _Connection:
         self.group = group
         self._keys = keys
         self._is_refused = False
-        self._lost_at_s: float | None = None  # nothing has come since the connection was lost then
+        self._lost_at_s: float | None = None  # the connection was lost then, and no frontend has said anything since
         self.welcome: Welcome | None = None
         self._core = ClientCore(resubmits=resubmits)
         self._identity = new_identity()
@@ -268,11 +261,12 @@ class _Connection:
 
     async def shake_hands(self) -> None:
         """Introduce ourselves to the frontend, then to the output process."""
-        link = self._link(self.group.endpoint)
+        link = self._link(self.group.endpoint, self._on_frontend_frames)
         disconnects = ipc.disconnects_of(link[0])
         self._readers.append(ipc.SocketReader(self._loop, disconnects, self._on_disconnect))
         welcome = await self._greet(link)
-        await self._attach(self._link(reachable_from(self.group.endpoint, welcome.output_endpoint)))
+        output_endpoint = reachable_from(self.group.endpoint, welcome.output_endpoint)
+        await self._attach(self._link(output_endpoint, self._on_frames))
         self.welcome = welcome
 
     def require_welcome(self) -> Welcome:
@@ -324,15 +318,20 @@ class _Connection:
         # Aborts are in the kernel's hands within microseconds, unless nobody is there to take them.
         self._context.destroy(linger=0 if is_gone(self.group) else None)
 
-    def _link(self, endpoint: str) -> tuple[zmq.Socket[bytes], ipc.SocketReader]:
+    def _link(
+        self, endpoint: str, on_frames: Callable[[list[bytes]], None]
+    ) -> tuple[zmq.Socket[bytes], ipc.SocketReader]:
         socket = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity, keys=self._keys)
-        reader = ipc.SocketReader(self._loop, socket, self._on_frames)
+        reader = ipc.SocketReader(self._loop, socket, on_frames)
         self._readers.append(reader)
         self._links.append((socket, reader))
         return self._links[-1]
 
+    def _on_frontend_frames(self, frames: list[bytes]) -> None:
+        self._lost_at_s = None  # what outputs still come says nothing of it
+        self._on_frames(frames)
+
     def _on_frames(self, frames: list[bytes]) -> None:
-        self._lost_at_s = None
         self._core.receive(frames[0], time.monotonic_ns())
         for frame in self._core.take_frames():
             self._send(frame)

@@ -12,11 +12,14 @@ from msgspec import Struct
 
 __all__ = [
     "ApiConfig",
+    "AttentionBackend",
     "CacheConfig",
     "CrashConfig",
     "Device",
+    "EncoderConfig",
     "EngineConfig",
     "GroupConfig",
+    "HeadConfig",
     "Kernels",
     "LimitsConfig",
     "ListenConfig",
@@ -32,8 +35,11 @@ __all__ = [
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
 ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
-Quantization = Literal["none", "stored", "int8", "int4"]  # of weights; stored: as the file has them
+# Of weights; stored: as the file has them; int14: near to floats, of encoders alone (kernels/native/encoder.h).
+Quantization = Literal["none", "stored", "int14", "int8", "int4", "fp8"]
+Pooling = Literal["last", "mean", "cls"]
 Kernels = Literal["torch", "native"]
+AttentionBackend = Literal["auto", "torch", "triton"]
 
 
 class RopeScaling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,13 +56,36 @@ class RopeScaling(Struct, frozen=True, forbid_unknown_fields=True):
     truncate: bool = True  # yarn: whether the correction range is rounded to whole dimensions
 
 
+class EncoderConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a bidirectional encoder has that decoders do not."""
+
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    is_gated: bool = False  # act(first half) * second half
+    is_pre_norm: bool = False
+    norm_eps: float = 1e-12
+    num_positions: int = 0  # rows of a table of learned positions; 0: rotary ones
+    position_offset: int = 0  # the row of a sequence's first token
+    num_token_types: int = 0
+    global_every: int = 1  # every n-th layer, the first among them, attends to all tokens
+    local_window: int = -1  # in the others, a token sees those at most so far away
+    local_rope_theta: float = 10000.0
+
+
+class HeadConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What makes logits of labels from hidden states."""
+
+    labels: tuple[str, ...]
+    activation: Literal["softmax", "sigmoid", "identity"]  # from logits to scores
+    pooling: Pooling = "cls"
+
+
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Facts read from a model's files. Counts are per whole model; `head_dim` may differ from hidden_size/num_heads."""
 
     name: str  # what the user asked for
     path: str  # a Hugging Face folder or a .gguf file; "" for a model that has no weights (mock)
     format: Literal["safetensors", "gguf"]
-    architecture: Literal["llama", "mistral", "qwen2", "qwen3"]
+    architecture: Literal["llama", "mistral", "qwen2", "qwen3", "bert", "roberta", "xlm-roberta", "modernbert"]
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -81,9 +110,15 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     chat_bos_token: str = ""  # what `bos_token` / `eos_token` mean inside the template
     chat_eos_token: str = ""
     weights_dtype: DType = "bfloat16"  # what the files hold (or, for quantised ones, decode to without loss of note)
-    pooling: Literal["last", "mean"] = "last"  # how `embed` reduces hidden states
+    pooling: Pooling = "last"  # how `embed` reduces hidden states
     workflows: tuple[str, ...] = ("generate", "embed")
     tool_call_parser: ToolCallStyle = "none"  # how the model writes tool calls
+    normalize: bool = True  # whether `embed` gives vectors of length 1
+    prompts: dict[str, str] = {}  # by name: what goes before a text that is embedded
+    default_prompt: str | None = None  # the name of the one that texts without a name get
+    max_seq_length: int | None = None  # tokens of a sequence, unless asked for otherwise
+    encoder: EncoderConfig | None = None  # None: a decoder
+    head: HeadConfig | None = None
 
 
 class CacheConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,7 +126,8 @@ class CacheConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     block_size: int = 16  # tokens
     num_blocks: int | None = None  # None: the worker measures what fits `memory_bytes` and says so in WorkerReady
-    memory_bytes: int = 1 << 30
+    memory_bytes: int | None = 1 << 30  # None: what a GPU has left, up to `gpu_memory_utilization` of all it has
+    gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
 
 
@@ -100,6 +136,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    max_mixed_tokens: int | None = None  # the same while some decode, and wait for the prompts of the step
     max_embed_tokens: int = 2048  # the same for steps of `embed`, whose sequences are not cut
     max_model_len: int = 8192
     enable_chunked_prefill: bool = True
@@ -117,6 +154,8 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     kv_cache_dtype: DType = "float32"
     quantization: Quantization = "none"
     kernels: Kernels = "torch"
+    attention_backend: AttentionBackend = "auto"  # of the torch kernels; the worker says what auto became
+    uses_graphs: bool = False  # decode steps are captured as graphs, one for each of a few batch sizes
     num_workers: int = 1
     threads: int = 1  # CPU threads of one worker
     mock_step_ms: float = 0.0
@@ -213,6 +252,7 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_restarts: int = 5  # of one child, within this time
     restart_window_s: float = 60.0
     step_timeout_s: float = 300.0  # without progress, after which a worker with steps to run counts as hung
+    instance: int = 0  # its supervisor's; the next group of this name has another. 0: no supervisor has it yet
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):

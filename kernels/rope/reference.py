@@ -1,6 +1,6 @@
-"""Rotary position embedding in plain torch.
+"""Rotary position embedding in plain torch, and the write of keys and values to the cache that follows it.
 
-Owns: the arithmetic other backends are tested against. Never does: make the tables, or change its arguments in place.
+Owns: the arithmetic other backends are tested against. Never does: make the tables, or change q, k or v in place.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["apply_rope"]
+from procengine.kernels.kv_cache.reference import write_kv
+
+__all__ = ["apply_rope", "rope_and_write_kv"]
 
 
 def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -20,6 +22,23 @@ def apply_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor
     cos_rows = cos.index_select(0, positions).unsqueeze(1)
     sin_rows = sin.index_select(0, positions).unsqueeze(1)
     return _rotate(q, cos_rows, sin_rows), _rotate(k, cos_rows, sin_rows)
+
+
+def rope_and_write_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """The rotated queries, [T, H, D]; rotated keys, and values, are stored at their slots (`write_kv`)."""
+    q, k = apply_rope(q, k, cos, sin, positions)
+    write_kv(k, v, k_cache, v_cache, slot_mapping)
+    return q
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from procengine.api.anthropic_request import CountRequest, MessagesRequest
 from procengine.api.anthropic_routes import count_tokens, create_message
 from procengine.api.chat_request import ChatRequest
+from procengine.api.classify_routes import ClassifyRequest, PoolingRequest, classify, pooling
 from procengine.api.completion_request import CompletionRequest
 from procengine.api.embedding_routes import EmbeddingRequest, RerankRequest, ScoreRequest, embed, rerank, score
 from procengine.api.exchange import EVENT_STREAM_KIND
@@ -45,5 +46,8 @@ def all_routes() -> RouteTable:
         Route("POST", "/v1/embeddings", embed, body=EmbeddingRequest),
         Route("POST", "/v1/score", score, body=ScoreRequest),
         Route("POST", "/v1/rerank", rerank, body=RerankRequest),
+        Route("POST", "/v1/classify", classify, body=ClassifyRequest),
+        Route("POST", "/classify", classify, body=ClassifyRequest),
+        Route("POST", "/pooling", pooling, body=PoolingRequest),
     ]
     return RouteTable([*routes, Route("GET", "/openapi.json", openapi(routes))])

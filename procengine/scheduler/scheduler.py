@@ -75,6 +75,14 @@ class Scheduler:
         num_blocks = self._blocks.count_needed(len(request.token_ids)) + self._num_reserved_blocks
         return num_blocks <= self.pool.num_available
 
+    @property
+    def would_take_another(self) -> bool:
+        """Whether the next step is going to hold a prompt, and has room for that of a request not yet here."""
+        num_left = self.limits.prompt_tokens_beside(self._decode_slots.size)
+        for request in self._prefilling:
+            num_left -= int(self.table.num_tokens[request.slot] - self.table.num_computed[request.slot])
+        return self.would_prefill and not self.waiting.holds_tokens(num_left)
+
     def add(self, request: Request) -> None:
         """Queue a request whose prompt fits the pool (`SchedulerLimits.pool_tokens`)."""
         if not self.limits.is_priority_policy:
@@ -127,7 +135,7 @@ class Scheduler:
         plan = StepPlan()
         self._schedule_decodes(plan)
         if plan.decode_steps == 1:  # a step of several forward passes holds decode rows alone
-            budget = self.limits.max_num_batched_tokens - plan.decode_slots.size
+            budget = self.limits.prompt_tokens_beside(plan.decode_slots.size)
             budget -= sum(chunk.token_ids.size for chunk in plan.chunks)
             budget = self._schedule_prefills(plan, budget)
             self._admit_waiting(plan, budget)

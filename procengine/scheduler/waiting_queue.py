@@ -22,6 +22,14 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._num_waiting
 
+    def holds_tokens(self, num_tokens: int) -> bool:
+        """Whether those that wait have so many tokens, all together."""
+        for _, request in self._heap:
+            if num_tokens <= 0:
+                break
+            num_tokens -= 0 if request.is_finished else len(request.token_ids)
+        return num_tokens <= 0
+
     def push(self, request: Request) -> None:
         """Add a new or preempted request."""
         self._num_waiting += 1

@@ -188,7 +188,7 @@ class GeneratePlanner:
     @property
     def wants_late_plan(self) -> bool:
         """TTFT guard: a step with a prompt in it is better planned late, so that prompts still arriving join it."""
-        return self.scheduler.would_prefill
+        return self.scheduler.would_take_another
 
     def add(self, request: Request) -> None:
         """Queue a request."""

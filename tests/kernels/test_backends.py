@@ -3,46 +3,66 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 
 from procengine.errors import ConfigError
 from procengine.kernels import backends
-from procengine.kernels.backends import OPERATIONS, Backend, resolve_backend
+from procengine.kernels.backends import OPERATIONS, Backend, Conditions, resolve_backend
+
+CPU, CUDA = Conditions("cpu"), Conditions("cuda")
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
-@pytest.mark.parametrize("name", ["auto", "reference"])
-@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
-def test_the_reference_runs_everywhere(op: str, name: str, device: str) -> None:
-    assert resolve_backend(op, name, device) == "reference"
+@pytest.mark.parametrize("conditions", [CPU, CUDA])
+def test_torch_runs_everywhere(op: str, conditions: Conditions) -> None:
+    assert resolve_backend(op, "torch", conditions) == "torch"
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_auto_is_triton_on_a_gpu_and_torch_elsewhere(op: str) -> None:
+    assert resolve_backend(op, "auto", CUDA) == "triton"
+    assert resolve_backend(op, "auto", CPU) == "torch"
 
 
 def test_unknown_names_are_refused_with_the_choices() -> None:
-    with pytest.raises(ConfigError, match="there are: auto, reference"):
-        resolve_backend("attention", "cutlass", "cpu")
+    with pytest.raises(ConfigError, match="there are: auto, "):
+        resolve_backend("attention", "cutlass", CPU)
     with pytest.raises(ConfigError, match="unknown operation 'convolution'"):
-        resolve_backend("convolution", "auto", "cpu")
+        resolve_backend("convolution", "auto", CPU)
 
 
 @pytest.fixture
-def fast_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = Backend("fast", lambda device: None if device == "cuda" else "needs a GPU")
-    monkeypatch.setitem(backends._BACKENDS, "norm", (fast, *backends._BACKENDS["norm"]))
-    backends._resolve.cache_clear()
+def fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A backend that runs on a GPU, and is chosen there for small blocks only."""
+    fast = Backend(
+        "fast",
+        lambda where: None if where.device_type == "cuda" else "needs a GPU",
+        lambda where: None if where.block_size <= 16 else "its blocks are small",
+    )
+    monkeypatch.setitem(backends._BACKENDS, "attention", (fast, Backend("torch")))
+    backends.resolve_backend.cache_clear()
+    yield
+    backends.resolve_backend.cache_clear()
 
 
-@pytest.mark.usefixtures("fast_norm")
+@pytest.mark.usefixtures("fast")
 def test_a_named_backend_that_cannot_run_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="'fast' cannot run on cpu: needs a GPU"):
-        resolve_backend("norm", "fast", "cpu")
-    assert resolve_backend("norm", "fast", "cuda:0") == "fast"
+        resolve_backend("attention", "fast", CPU)
+    assert resolve_backend("attention", "fast", Conditions("cuda", block_size=64)) == "fast"
 
 
-@pytest.mark.usefixtures("fast_norm")
+@pytest.mark.usefixtures("fast")
 def test_auto_says_once_what_it_chose_and_why_not_the_others(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="procengine.kernels.backends"):
-        assert resolve_backend("norm", "auto", "cpu") == "reference"
-        assert resolve_backend("norm", "auto", "cpu") == "reference"
-        assert resolve_backend("norm", "auto", "cuda:0") == "fast"
-    assert caplog.messages == ["norm on cpu: reference (not fast: needs a GPU)", "norm on cuda: fast"]
+        assert resolve_backend("attention", "auto", CPU) == "torch"
+        assert resolve_backend("attention", "auto", CPU) == "torch"
+        assert resolve_backend("attention", "auto", CUDA) == "fast"
+        assert resolve_backend("attention", "auto", Conditions("cuda", block_size=64)) == "torch"
+    assert caplog.messages == [
+        "attention on cpu: torch (not fast: needs a GPU)",
+        "attention on cuda: fast",
+        "attention on cuda: torch (not fast: its blocks are small)",
+    ]

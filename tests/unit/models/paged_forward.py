@@ -8,8 +8,7 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from procengine.kernels.attention import AttentionMetadata, paged_attention, varlen_attention
-from procengine.kernels.kv_cache import write_kv
+from procengine.kernels.attention import AttentionMetadata, Rotation
 from procengine.models.llama import LlamaModel
 
 __all__ = ["PagedForward", "forward_whole"]
@@ -20,8 +19,13 @@ def forward_whole(model: LlamaModel, token_ids: list[int]) -> Tensor:
     length = len(token_ids)
     start = torch.tensor([0, length], dtype=torch.int32)
 
-    def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return varlen_attention(q, k, v, start, length, model.scale, sliding_window=model.sliding_window)
+    def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
+        if rotation is not None:
+            q, k = model.operations.apply_rope(q, k, rotation.cos, rotation.sin, rotation.positions)
+        spec = model.attention[layer]
+        return model.operations.varlen_attention(
+            q, k, v, start, length, spec.scale, True, spec.sliding_window, spec.softcap
+        )
 
     with torch.inference_mode():
         return model.compute_logits(model.forward(torch.tensor(token_ids), torch.arange(length), attention))
@@ -75,10 +79,16 @@ class PagedForward:
         )
 
     def _forward(self, input_ids: Tensor, positions: Tensor, meta: AttentionMetadata) -> Tensor:
-        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            k_cache, v_cache = self.caches[layer]
-            write_kv(k, v, k_cache, v_cache, meta.slot_mapping)
-            return paged_attention(q, k_cache, v_cache, meta, self.model.scale, self.model.sliding_window)
+        ops = self.model.operations
+
+        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
+            spec, (keys, values) = self.model.attention[layer], self.caches[layer]
+            if rotation is None:
+                ops.write_kv(k, v, keys, values, meta.slot_mapping)
+            else:
+                turn = (rotation.cos, rotation.sin, rotation.positions)
+                q = ops.rope_and_write_kv(q, k, v, *turn, keys, values, meta.slot_mapping)
+            return ops.paged_attention(q, keys, values, meta, spec.scale, spec.sliding_window, spec.softcap)
 
         with torch.inference_mode():
             return self.model.compute_logits(self.model.forward(input_ids, positions, attention))

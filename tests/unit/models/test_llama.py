@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from procengine.kernels.attention import AttentionSpec
 from procengine.models.llama import LlamaModel
 from procengine.models.loader import load_model
 from tests.model_configs import model_config_from_hf
@@ -57,8 +58,8 @@ def test_facts_that_a_runner_needs(pair: tuple[Any, LlamaModel]) -> None:
     oracle, model = pair
     assert model.num_layers == 3
     assert model.num_kv_heads == 2
-    assert model.scale == model.head_dim**-0.5
-    assert model.sliding_window == getattr(oracle.config, "sliding_window", None)
+    window = getattr(oracle.config, "sliding_window", None)
+    assert model.attention == (AttentionSpec(model.head_dim**-0.5, window),) * 3
     assert model.max_positions >= 128
     assert model.dtype == torch.float32
 

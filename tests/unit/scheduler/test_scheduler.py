@@ -100,6 +100,7 @@ def test_random_runs_give_every_request_its_tokens_once(
             enable_prefix_caching=caching,
             is_priority_policy=priority,
             decode_steps=decode_steps,
+            max_mixed_tokens=rng.choice((None, None, 2, 9)),
         ),
         depth=depth,
         rule=rng.choice((token_by_prefix, token_by_position)),
@@ -412,20 +413,31 @@ def test_steps_run_ahead_while_rows_decode_and_not_while_a_prompt_waits() -> Non
     driver = Driver(limits(max_num_batched_tokens=16), depth=3)
     driver.add(prompt(10), 30)
     assert driver.send() == 3, "the prompt's step, and behind it steps whose tokens are not known yet"
-    driver.add(prompt(40, seed=1), 30)
+    driver.add(prompt(10, seed=1), 30)
     driver.receive()
     assert driver.send() == 0
     driver.receive()
     assert driver.send() == 0
     driver.receive()
-    assert driver.send() == 1
-    assert driver.pipeline.num_in_flight == 1, "one chunk of the prompt at a time"
+    assert driver.send() == 3
+    driver.run()
+
+
+def test_steps_that_known_prompts_fill_are_sent_ahead() -> None:
+    driver = Driver(limits(max_num_batched_tokens=16), depth=3)
+    driver.add(prompt(50), 2)
+    driver.add(prompt(10, seed=1), 2)
+    assert driver.send() == 3, "48 of 60 tokens"
+    driver.receive()
+    assert driver.send() == 0, "the last 12 wait for company"
+    driver.add(prompt(20, seed=2), 2)
+    assert driver.send() == 1, "which is here"
     driver.run()
 
 
 def test_prompt_that_arrives_while_one_is_in_flight_joins_the_next_step() -> None:
     driver = Driver(limits(max_num_batched_tokens=16), depth=2)
-    driver.add(prompt(40), 2)
+    driver.add(prompt(20), 2)
     assert driver.send() == 1
     driver.add(prompt(3, seed=1), 2)
     driver.receive()
@@ -433,7 +445,7 @@ def test_prompt_that_arrives_while_one_is_in_flight_joins_the_next_step() -> Non
     driver.receive()
     driver.send()
     assert driver.started == [0, 1]
-    assert driver.worker.headers[2].num_rows == 2
+    assert driver.worker.headers[1].num_rows == 2
     driver.run()
 
 
@@ -512,6 +524,39 @@ def test_abort_of_a_preempted_request_drops_what_it_is_owed() -> None:
     driver.run()
     assert not second.num_cached_tokens
     assert driver.planner.num_unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_decode_rows", "most"),
+    [
+        ({}, 0, 64),
+        ({}, 10, 54),
+        ({"max_mixed_tokens": 20}, 0, 64),  # nobody waits for it
+        ({"max_mixed_tokens": 20}, 1, 19),
+        ({"max_mixed_tokens": 20}, 8, 12),
+        ({"max_mixed_tokens": 20}, 15, 10),  # prompts keep half of it
+        ({"max_mixed_tokens": 20}, 60, 4),
+        ({"max_mixed_tokens": 20, "enable_chunked_prefill": False}, 15, 49),  # a whole prompt might never fit
+    ],
+)
+def test_prompts_beside_decode_rows_are_short(changes: dict[str, Any], num_decode_rows: int, most: int) -> None:
+    assert limits(**changes).prompt_tokens_beside(num_decode_rows) == most
+
+
+def test_rows_that_decode_wait_for_few_prompt_tokens() -> None:
+    driver = Driver(limits(max_mixed_tokens=16), depth=1)
+    driver.add(prompt(40), 30)
+    driver.send()
+    assert not driver.scheduler.would_prefill  # alone: as much as a step may hold
+    driver.receive()
+    new = driver.add(prompt(40, seed=1), 4)
+    computed: list[int] = []
+    while not computed or driver.scheduler.would_prefill:
+        driver.send()
+        computed.append(int(driver.scheduler.table.num_computed[new.slot]))
+        driver.receive()
+    assert computed == [15, 30, 40]
+    driver.run()
 
 
 def test_would_prefill_is_false_while_the_next_request_waits_for_its_own_tokens() -> None:

@@ -46,3 +46,12 @@ def test_finished_request_is_passed_over_and_not_counted() -> None:
     assert len(queue) == 1
     assert order(queue) == [1]
     assert queue.peek() is None
+
+
+def test_tokens_that_wait_are_those_of_requests_that_have_not_ended() -> None:
+    requests = [request(key) for key in range(3)]
+    queue = queue_of(*requests)
+    assert queue.holds_tokens(3) and not queue.holds_tokens(4)
+    finish(queue, requests[1])
+    assert queue.holds_tokens(2) and not queue.holds_tokens(3)
+    assert queue_of().holds_tokens(0) and not queue_of().holds_tokens(1)
