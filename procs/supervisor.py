@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -367,6 +368,8 @@ def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:
     Raises:
         ConfigError: a group of that name is running.
     """
+    group = msgspec.structs.replace(config.group, instance=secrets.randbits(52) + 1)
+    config = msgspec.structs.replace(config, group=group)
     run_dir = Path(config.group.run_dir)
     sweep_stale_dirs(run_dir.parent)
     lock_fd = claim_run_dir(run_dir)
