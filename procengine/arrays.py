@@ -68,6 +68,11 @@ class Arrays(Protocol[A]):
     @property
     def kernels(self) -> RowKernels[A]: ...
 
+    @property
+    def memory_errors(self) -> tuple[type[Exception], ...]:
+        """What is raised when the device has no memory left."""
+        ...
+
     def new(self, shape: Sequence[int], dtype: ElementType, fill: float = 0) -> A:
         """`fill` everywhere. Zeros on the host take memory only when they are first written."""
         ...

@@ -126,7 +126,8 @@ class CacheConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     block_size: int = 16  # tokens
     num_blocks: int | None = None  # None: the worker measures what fits `memory_bytes` and says so in WorkerReady
-    memory_bytes: int = 1 << 30
+    memory_bytes: int | None = 1 << 30  # None: what a GPU has left, up to `gpu_memory_utilization` of all it has
+    gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
 
 
@@ -251,6 +252,7 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_restarts: int = 5  # of one child, within this time
     restart_window_s: float = 60.0
     step_timeout_s: float = 300.0  # without progress, after which a worker with steps to run counts as hung
+    instance: int = 0  # its supervisor's; the next group of this name has another. 0: no supervisor has it yet
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):

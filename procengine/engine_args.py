@@ -102,11 +102,15 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         int | None,
         About(
             _KV_CACHE,
-            "KV cache of all workers together (auto: a quarter of what there is, at most 2 GiB)",
+            "KV cache of all workers together (auto: a quarter of what there is, at most 2 GiB; on a GPU what is left)",
             1,
             unit="bytes",
         ),
     ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        About(_KV_CACHE, "share of a GPU's memory that weights, steps and KV cache may take together", 0.01, 1),
+    ] = 0.9
     enable_prefix_caching: Annotated[
         bool, About(_KV_CACHE, "keep the KV blocks of finished prompts, and reuse them for equal beginnings")
     ] = True

@@ -16,6 +16,7 @@ from procengine.messages import (
     Begin,
     EmbedInput,
     EmbedResult,
+    StepFailed,
     StepInput,
     StepResult,
     WorkerReady,
@@ -68,8 +69,8 @@ def read_step(frames: Sequence[bytes]) -> StepInput | EmbedInput | Begin:
     return header
 
 
-def read_result(frames: Sequence[bytes]) -> StepResult | EmbedResult | WorkerReady:
-    """The header of a result whose payload is frame 1, or a WorkerReady.
+def read_result(frames: Sequence[bytes]) -> StepResult | EmbedResult | StepFailed | WorkerReady:
+    """The header of a result whose payload is frame 1, or a message without one.
 
     Raises:
         ProtocolError: it is neither, or header and payload do not fit.

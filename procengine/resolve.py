@@ -43,6 +43,7 @@ from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
 from procengine.tokenizer_file import added_tokens
 from procengine.tool_calls.detect import detect_style, mentions_tools
+from procengine.workflows import installed_workflows
 
 __all__ = ["resolve"]
 
@@ -68,6 +69,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
     if args.pooling != "auto":
         model = msgspec.structs.replace(model, pooling=args.pooling)
     model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
+    model = msgspec.structs.replace(model, workflows=(*model.workflows, *_installed_workflows(model)))
     device = _device(args)
     group, api = _group(args, model), resolve_api(args, model)
     return EngineConfig(
@@ -76,7 +78,8 @@ def resolve(args: EngineArgs) -> EngineConfig:
         cache=CacheConfig(
             block_size=args.block_size,
             num_blocks=args.num_blocks,
-            memory_bytes=args.kv_cache_memory or _cache_bytes(args.workers),
+            memory_bytes=_cache_bytes(args, device),
+            gpu_memory_utilization=args.gpu_memory_utilization,
             enable_prefix_caching=args.enable_prefix_caching,
         ),
         scheduler=_scheduler(args, model, device),
@@ -88,6 +91,12 @@ def resolve(args: EngineArgs) -> EngineConfig:
         listen=resolve_listen(args.listen, args.curve_keys),
         crash=_crash(args),
     )
+
+
+def _installed_workflows(model: ModelConfig) -> list[str]:
+    """Those of other packages that have a part for such a model."""
+    part = "forward" if model.encoder is None else "encode"
+    return sorted(name for name, workflow in installed_workflows().items() if getattr(workflow, part))
 
 
 def _token_budget(args: EngineArgs, max_model_len: int, device: Device) -> int:
@@ -217,12 +226,17 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
         quantization=_quantization(args, model, device, reason),
         kernels=kernels,
         attention_backend=_attention_backend(args, kernels),
-        uses_graphs=kernels == "torch" and not (device != "cuda" if args.enforce_eager is None else args.enforce_eager),
+        uses_graphs=kernels == "torch" and _wants_graphs(args, device),
         num_workers=args.workers,
         threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
         mock_step_ms=args.mock_step_ms,
         logits_processors=args.logits_processors,
     )
+
+
+def _wants_graphs(args: EngineArgs, device: Device) -> bool:
+    """On a CPU they gain nothing, and padding costs."""
+    return device == "cuda" if args.enforce_eager is None else not args.enforce_eager
 
 
 def _attention_backend(args: EngineArgs, kernels: Kernels) -> AttentionBackend:
@@ -311,6 +325,9 @@ def _tool_call_parser(args: EngineArgs, model: ModelConfig) -> ToolCallStyle:
     return cast(ToolCallStyle, detect_style(model.chat_template, added_tokens(model.tokenizer_path)) or "none")
 
 
-def _cache_bytes(num_workers: int) -> int:
-    """A quarter of the memory that can be had, at most 2 GiB, shared by the workers. Pages are taken as they fill."""
-    return max(min(available_bytes() // 4, 2 * _GIB) // num_workers, 1 << 20)
+def _cache_bytes(args: EngineArgs, device: Device) -> int | None:
+    """On a CPU a quarter of the memory that can be had, at most 2 GiB, shared by the workers: pages are taken as they
+    fill. What a GPU has left only its worker can measure."""
+    if args.kv_cache_memory is not None:
+        return args.kv_cache_memory
+    return None if device == "cuda" else max(min(available_bytes() // 4, 2 * _GIB) // args.workers, 1 << 20)

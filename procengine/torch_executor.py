@@ -29,17 +29,17 @@ class TorchModel:
     """A `LlamaModel` as runners see it. `graph_sizes`: decode batches that are captured as graphs (`decode_graphs`)."""
 
     def __init__(self, model: LlamaModel, graph_sizes: tuple[int, ...] = ()) -> None:
-        self._model = model
-        self._graph_sizes = graph_sizes
+        self.model = model
+        self.graph_sizes = graph_sizes
         self.arrays = TorchArrays(model.device, model.operations)
         names = {f"{name}_backend": backend for name, backend in model.operations.names.items()}
         self.facts: dict[str, int | float | str] = {"kernels": "torch", **names, "quantization": model.quantization}
 
     def open(self, cache: KVTensors[Tensor]) -> TorchExecutor:
-        return TorchExecutor(self._model, cache, self.arrays.streams, self._graph_sizes)
+        return TorchExecutor(self.model, cache, self.arrays.streams, self.graph_sizes)
 
     def encode(self, input_ids: Tensor, positions: Tensor, query_start_loc: Tensor, max_query_len: int) -> Tensor:
-        model, ops = self._model, self._model.operations
+        model, ops = self.model, self.model.operations
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
             if rotation is not None:
