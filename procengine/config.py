@@ -253,6 +253,7 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_restarts: int = 5  # of one child, within this time
     restart_window_s: float = 60.0
     step_timeout_s: float = 300.0  # without progress, after which a worker with steps to run counts as hung
+    instance: int = 0  # its supervisor's; the next group of this name has another. 0: no supervisor has it yet
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ from procengine.kv_tensors import kv_block_bytes
 from procengine.messages import EmbedInput, StepInput
 from procengine.step_memory import StepMemoryError
 from procengine.step_output import EmbedOutput, StepOutput
-from procengine.workflows import WORKFLOWS, load_part
+from procengine.workflows import find_workflow, load_part
 
 if TYPE_CHECKING:
     from procengine.torch_executor import TorchModel
@@ -82,7 +82,7 @@ class Device(Generic[A]):
             runner.forget_slots()
 
     def _open_runner(self, workflow: str) -> Any:
-        runner = load_part(WORKFLOWS[workflow].forward)(self)
+        runner = load_part(find_workflow(workflow).forward)(self)
         self._runners[workflow] = runner
         return runner
 

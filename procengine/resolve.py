@@ -44,6 +44,7 @@ from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
 from procengine.tokenizer_file import added_tokens
 from procengine.tool_calls.detect import detect_style, mentions_tools
+from procengine.workflows import installed_workflows
 
 __all__ = ["resolve"]
 
@@ -70,6 +71,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
     if args.pooling != "auto":
         model = msgspec.structs.replace(model, pooling=args.pooling)
     model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
+    model = msgspec.structs.replace(model, workflows=(*model.workflows, *_installed_workflows(model)))
     device = _device(args)
     group, api = _group(args, model), resolve_api(args, model)
     return EngineConfig(
@@ -91,6 +93,12 @@ def resolve(args: EngineArgs) -> EngineConfig:
         listen=resolve_listen(args.listen, args.curve_keys),
         crash=_crash(args),
     )
+
+
+def _installed_workflows(model: ModelConfig) -> list[str]:
+    """Those of other packages that have a part for such a model."""
+    part = "forward" if model.encoder is None else "encode"
+    return sorted(name for name, workflow in installed_workflows().items() if getattr(workflow, part))
 
 
 def _token_budget(args: EngineArgs, max_model_len: int, device: Device) -> int:

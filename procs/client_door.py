@@ -217,6 +217,7 @@ class ClientDoor:
                 config.model.tool_call_parser,
                 self._child.epoch,
                 hello.mark,
+                config.group.instance,
                 config.model.head.labels if config.model.head else (),
             ),
         )

@@ -5,23 +5,30 @@ Owns: their sizes and weights. Never does: run them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from procengine.bench.roofline import DecoderShape
 from procengine.config import ModelConfig
+from procengine.kernels.backends import Conditions
+from procengine.kernels.linear.quantized import WeightKind, quantize
+from procengine.kernels.operations import open_operations
 from procengine.models.llama import LlamaModel
-from procengine.models.llama_weights import LlamaWeights, allocate_weights, weight_destinations
+from procengine.models.llama_weights import LlamaWeights, allocate_weights, quantized_layer, weight_destinations
 from procengine.models.rotary import rotary_table
+from procengine.torch_executor import TorchModel
 
 __all__ = [
+    "BLOCK_SIZE",
     "SHAPES",
     "make_config",
-    "make_model",
     "make_weights",
     "num_weight_bytes",
+    "open_model",
     "oracle_of",
+    "quantized",
     "read_weights",
     "shape_of",
 ]
@@ -34,6 +41,7 @@ SHAPES: dict[str, tuple[int, int, int, int, int, int, int]] = {
     "tiny": (300, 64, 96, 2, 4, 2, 16),
 }
 _MAX_POSITIONS = 4096
+BLOCK_SIZE = 16
 
 
 def make_config(name: str) -> ModelConfig:
@@ -92,11 +100,22 @@ def read_weights(config: ModelConfig, device: torch.device) -> LlamaWeights:
     return weights
 
 
-def make_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[LlamaModel, LlamaWeights]:
-    """The model, and its weights for an oracle."""
-    with torch.inference_mode():
-        weights = make_weights(config, dtype, device)
-        return LlamaModel(config, weights, rotary_table(config)), weights
+def open_model(
+    config: ModelConfig, weights: LlamaWeights, backend: str = "auto", graph_sizes: tuple[int, ...] = ()
+) -> TorchModel:
+    """The model as a worker has it. `backend`: of all operations; auto is what a worker of this device takes.
+    `graph_sizes`: of the decode batches that become graphs."""
+    device, dtype = weights.embedding.device.type, str(weights.embedding.dtype).removeprefix("torch.")
+    conditions = Conditions(device, dtype, BLOCK_SIZE, config.head_dim)
+    operations = open_operations(backend, conditions, rowwise_backend=backend)
+    return TorchModel(LlamaModel(config, weights, rotary_table(config), operations), graph_sizes)
+
+
+def quantized(weights: LlamaWeights, kind: WeightKind) -> LlamaWeights:
+    """As the loader rounds them."""
+    layers = tuple(quantized_layer(layer, kind, weights.embedding.dtype) for layer in weights.layers)
+    assert isinstance(weights.lm_head, torch.Tensor)
+    return replace(weights, layers=layers, lm_head=quantize(weights.lm_head, "int8" if kind == "int4" else kind))
 
 
 def oracle_of(config: ModelConfig, weights: LlamaWeights, dtype: torch.dtype, device: torch.device) -> Any:
