@@ -39,7 +39,7 @@ ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
 Quantization = Literal["none", "stored", "int14", "int8", "int4", "fp8"]
 Pooling = Literal["last", "mean", "cls"]
 Kernels = Literal["torch", "native"]
-AttentionBackend = Literal["auto", "torch", "triton"]
+AttentionBackend = Literal["auto", "torch", "triton", "flash_attn"]
 
 
 class RopeScaling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -190,6 +190,7 @@ class ProfilingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What the processes note about themselves."""
 
     span_records: int = 1 << 14  # that each thread keeps, a power of two; 0: none
+    nvtx: bool = False  # ranges for Nsight Systems in workers on a GPU
 
 
 class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -129,7 +129,7 @@ def _load_torch(config: EngineConfig, progress: bool) -> TorchModel:
             f"{worker.device} has no memory for the weights of {model.name} in {worker.dtype}: take a smaller "
             f"model, or a device with nothing else on it ({error})"
         ) from error
-    return TorchModel(loaded, _graph_sizes(config, operations.names["attention"]))
+    return TorchModel(loaded, _graph_sizes(config, operations.names["attention"]), nvtx=config.profiling.nvtx)
 
 
 def _graph_sizes(config: EngineConfig, attention: str) -> tuple[int, ...]:

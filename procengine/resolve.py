@@ -35,6 +35,7 @@ from procengine.engine_args import EngineArgs, check_ranges
 from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
 from procengine.http_config import resolve_api, resolve_metrics
+from procengine.kernels.backends import preferred_block_size
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
 from procengine.listen import resolve_listen
@@ -53,6 +54,7 @@ _CPU_CHUNK_TOKENS = 256  # there a step of more is no faster a token (docs/PERFO
 _CPU_MIXED_TOKENS = 128  # a little slower a token; but all that decode wait for it
 _PROMPT_TOKENS = 64  # of each step, however many rows decode
 _GIB = 1 << 30
+_BLOCK_SIZE = 16
 _QUANTIZED_GROUP = 32  # weights with a scale of their own
 _MAX_CLIENTS = 4096
 
@@ -76,7 +78,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         model=model,
         group=group,
         cache=CacheConfig(
-            block_size=args.block_size,
+            block_size=_block_size(args),
             num_blocks=args.num_blocks,
             memory_bytes=_cache_bytes(args, device),
             gpu_memory_utilization=args.gpu_memory_utilization,
@@ -85,7 +87,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         scheduler=_scheduler(args, model, device),
         worker=_worker(args, model, device),
         limits=_limits(args),
-        profiling=ProfilingConfig(span_records=args.span_records),
+        profiling=ProfilingConfig(span_records=args.span_records, nvtx=args.nvtx and device == "cuda"),
         metrics=resolve_metrics(args, group, api),
         api=api,
         listen=resolve_listen(args.listen, args.curve_keys),
@@ -234,6 +236,10 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
     )
 
 
+def _block_size(args: EngineArgs) -> int:
+    return args.block_size or preferred_block_size(args.attention_backend, _BLOCK_SIZE)
+
+
 def _wants_graphs(args: EngineArgs, device: Device) -> bool:
     """On a CPU they gain nothing, and padding costs."""
     return device == "cuda" if args.enforce_eager is None else not args.enforce_eager
@@ -258,7 +264,7 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
         return _why_not_native_encoder(args) or library.why_not("cpu")
     if args.dtype not in ("auto", "bfloat16"):
         return f"they compute in bfloat16, and dtype is {args.dtype}"
-    return why_decoder_cannot(decoder_sizes(model), args.block_size) or library.why_not("cpu")
+    return why_decoder_cannot(decoder_sizes(model), _block_size(args)) or library.why_not("cpu")
 
 
 def _why_not_native_encoder(args: EngineArgs) -> str | None:

@@ -452,3 +452,12 @@ def test_an_attention_backend_is_for_the_torch_kernels(model: str) -> None:
     with pytest.raises(ConfigError, match=r"attention_backend: triton is for the torch kernels \(--kernels torch\)"):
         resolved(model, device="cpu", attention_backend="triton")
     assert resolved(model, device="cuda", kernels="auto").worker.attention_backend == "auto"
+
+
+def test_the_block_size_is_one_that_the_attention_backend_takes(model: str) -> None:
+    def block_size(**options: Any) -> int:
+        return resolved(model, device="cuda", **options).cache.block_size
+
+    assert block_size() == 16
+    assert block_size(attention_backend="flash_attn") == 256
+    assert block_size(attention_backend="flash_attn", block_size=512) == 512
