@@ -31,6 +31,7 @@ __all__ = [
 
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
+KVCacheDType = Literal["float32", "bfloat16", "float16", "int8"]
 ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
 Quantization = Literal["none", "stored", "int8", "int4"]  # of weights; stored: as the file has them
 Kernels = Literal["torch", "native"]
@@ -114,7 +115,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     device: Device = "cpu"
     dtype: DType = "float32"
-    kv_cache_dtype: DType = "float32"
+    kv_cache_dtype: KVCacheDType = "float32"
     quantization: Quantization = "none"
     kernels: Kernels = "torch"
     num_workers: int = 1

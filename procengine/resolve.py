@@ -20,6 +20,7 @@ from procengine.config import (
     EngineConfig,
     GroupConfig,
     Kernels,
+    KVCacheDType,
     LimitsConfig,
     ModelConfig,
     ProfilingConfig,
@@ -63,7 +64,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kernels: Literal["auto", "native", "torch"] = "auto"
     quantization: Literal["auto", "none", "int8", "int4"] = "auto"
-    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    kv_cache_dtype: Literal["auto", "bfloat16", "float32", "int8"] = "auto"
     workers: int = 1
     threads: int | None = None
     block_size: int = 16
@@ -328,7 +329,7 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
     return WorkerConfig(
         device=device,
         dtype=dtype,
-        kv_cache_dtype=_kv_cache_dtype(args, dtype, kernels),
+        kv_cache_dtype=_kv_cache_dtype(args, model, dtype, kernels),
         quantization=_quantization(args, model, reason),
         kernels=kernels,
         num_workers=args.workers,
@@ -359,13 +360,15 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernel
     return "bfloat16" if is_fast else "float32"
 
 
-def _kv_cache_dtype(args: EngineArgs, dtype: DType, kernels: Kernels) -> DType:
+def _kv_cache_dtype(args: EngineArgs, model: ModelConfig, dtype: DType, kernels: Kernels) -> KVCacheDType:
     if args.kv_cache_dtype == "auto":
         return dtype
     if kernels == "torch" and args.kv_cache_dtype != dtype:
         raise ConfigError(
             f"kv_cache_dtype: the torch kernels keep the cache in dtype ({dtype}), not {args.kv_cache_dtype}"
         )
+    if args.kv_cache_dtype == "int8" and model.head_dim % 4:
+        raise ConfigError(f"kv_cache_dtype: int8 takes a head_dim that is a multiple of 4, not {model.head_dim}")
     return args.kv_cache_dtype
 
 

@@ -25,7 +25,7 @@ _HELP: Final[Mapping[str, str]] = {
     "dtype": "number format of weights and cache (auto: what the device is fast at)",
     "kernels": "what computes on a CPU: native, compiled for it, or torch (auto: native with dtype bfloat16, if built)",
     "quantization": "weights rounded to groups of 8 or 4 bits; none is bfloat16 (auto: as the files have them)",
-    "kv_cache_dtype": "number format of keys and values (auto: dtype)",
+    "kv_cache_dtype": "number format of keys and values; int8, half of bfloat16, takes native kernels (auto: dtype)",
     "workers": "data-parallel workers, each with its own weights and KV pool",
     "threads": "CPU threads of one worker (auto: the cores, shared)",
     "block_size": "tokens in one block of the KV cache",
