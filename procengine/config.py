@@ -34,6 +34,7 @@ __all__ = [
 
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
+KVCacheDType = Literal["float32", "bfloat16", "float16", "int8"]
 ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
 # Of weights; stored: as the file has them; int14: near to floats, of encoders alone (kernels/native/encoder.h).
 Quantization = Literal["none", "stored", "int14", "int8", "int4", "fp8"]
@@ -151,7 +152,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     device: Device = "cpu"
     dtype: DType = "float32"
-    kv_cache_dtype: DType = "float32"
+    kv_cache_dtype: KVCacheDType = "float32"
     quantization: Quantization = "none"
     kernels: Kernels = "torch"
     attention_backend: AttentionBackend = "auto"  # of the torch kernels; the worker says what auto became

@@ -21,6 +21,7 @@ from procengine.config import (
     EngineConfig,
     GroupConfig,
     Kernels,
+    KVCacheDType,
     LimitsConfig,
     ModelConfig,
     ProfilingConfig,
@@ -224,7 +225,7 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
     return WorkerConfig(
         device=device,
         dtype=dtype,
-        kv_cache_dtype=_kv_cache_dtype(args, dtype, kernels),
+        kv_cache_dtype=_kv_cache_dtype(args, model, dtype, kernels),
         quantization=_quantization(args, model, device, reason),
         kernels=kernels,
         attention_backend=_attention_backend(args, kernels),
@@ -287,13 +288,15 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernel
     return "bfloat16" if is_fast else "float32"
 
 
-def _kv_cache_dtype(args: EngineArgs, dtype: DType, kernels: Kernels) -> DType:
+def _kv_cache_dtype(args: EngineArgs, model: ModelConfig, dtype: DType, kernels: Kernels) -> KVCacheDType:
     if args.kv_cache_dtype == "auto":
         return dtype
     if kernels == "torch" and args.kv_cache_dtype != dtype:
         raise ConfigError(
             f"kv_cache_dtype: the torch kernels keep the cache in dtype ({dtype}), not {args.kv_cache_dtype}"
         )
+    if args.kv_cache_dtype == "int8" and model.head_dim % 4:
+        raise ConfigError(f"kv_cache_dtype: int8 takes a head_dim that is a multiple of 4, not {model.head_dim}")
     return args.kv_cache_dtype
 
 
