@@ -30,7 +30,7 @@ from procengine.config import (
     WorkerConfig,
 )
 from procengine.cpu_flags import cpu_flags
-from procengine.decoder_sizes import decoder_sizes
+from procengine.decoder_sizes import decoder_sizes, why_not_decoder
 from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
 from procengine.http_config import resolve_api, resolve_metrics
@@ -40,6 +40,7 @@ from procengine.listen import resolve_listen
 from procengine.model_source import resolve_model
 from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
+from procengine.rope_scaling import rope_for_length
 from procengine.tokenizer_file import added_tokens
 from procengine.tool_calls.detect import detect_style, mentions_tools
 
@@ -142,6 +143,8 @@ def resolve(args: EngineArgs) -> EngineConfig:
         model = msgspec.structs.replace(model, pooling=args.pooling)
     model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
     device = _device(args)
+    scheduler = _scheduler(args, model, device)
+    model = rope_for_length(model, scheduler.max_model_len)
     group, api = _group(args, model), resolve_api(args, model)
     return EngineConfig(
         model=model,
@@ -152,7 +155,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
             memory_bytes=args.kv_cache_memory or _cache_bytes(args.workers),
             enable_prefix_caching=args.enable_prefix_caching,
         ),
-        scheduler=_scheduler(args, model, device),
+        scheduler=scheduler,
         worker=_worker(args, model, device),
         limits=_limits(args),
         profiling=ProfilingConfig(span_records=args.span_records),
@@ -365,7 +368,8 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
         return f"they are for the cpu, and device is {device}"
     if args.dtype not in ("auto", "bfloat16"):
         return f"they compute in bfloat16, and dtype is {args.dtype}"
-    return why_decoder_cannot(decoder_sizes(model), args.block_size) or library.why_not("cpu")
+    cannot = why_not_decoder(model) or why_decoder_cannot(decoder_sizes(model), args.block_size)
+    return cannot or library.why_not("cpu")
 
 
 def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernels) -> DType:

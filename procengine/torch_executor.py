@@ -1,6 +1,6 @@
 """The model in torch: on a GPU, in float32, and wherever the native kernels cannot run.
 
-Owns: what attention must know of a batch. Never does: arithmetic; that is in `models.llama` and `kernels`.
+Owns: what attention must know of a batch. Never does: arithmetic; that is in `models` and `kernels`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from procengine.executor import ForwardBatch
 from procengine.kernels.attention import AttentionMetadata, Rotation
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
-from procengine.models.llama import AttentionCallback, LlamaModel
+from procengine.models.decoder import AttentionCallback, Decoder
 from procengine.torch_arrays import TorchArrays
 
 __all__ = ["TorchExecutor", "TorchModel"]
 
 
 class TorchModel:
-    """A `LlamaModel` as runners see it."""
+    """A `Decoder` as runners see it."""
 
-    def __init__(self, model: LlamaModel) -> None:
+    def __init__(self, model: Decoder) -> None:
         self._model = model
         self.arrays = TorchArrays(model.device, model.operations)
         names = {f"{name}_backend": backend for name, backend in model.operations.names.items()}
@@ -47,7 +47,7 @@ class TorchModel:
 class TorchExecutor:
     """An Executor, operation by operation."""
 
-    def __init__(self, model: LlamaModel, cache: KVTensors[Tensor]) -> None:
+    def __init__(self, model: Decoder, cache: KVTensors[Tensor]) -> None:
         self._model = model
         self._cache = cache
 

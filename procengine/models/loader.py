@@ -16,10 +16,9 @@ from tqdm import tqdm
 from procengine.config import ModelConfig
 from procengine.errors import ModelError
 from procengine.kernels.operations import TORCH_OPERATIONS, Operations
-from procengine.models.llama import LlamaModel
-from procengine.models.llama_weights import allocate_weights, weight_destinations
+from procengine.models.decoder import Decoder
+from procengine.models.new_tensors import NewTensors
 from procengine.models.registry import find_implementation
-from procengine.models.rotary import rotary_table
 from procengine.models.weights import WeightSource, open_weights
 
 __all__ = ["load_model", "read_into"]
@@ -31,7 +30,7 @@ def load_model(
     device: str | torch.device,
     progress: bool,
     operations: Operations = TORCH_OPERATIONS,
-) -> LlamaModel:
+) -> Decoder:
     """Read `config.path` and build the model, which computes with `operations`.
 
     Each tensor is decoded straight into its place, so memory peaks at the model plus a few tensors. Raises ModelError
@@ -41,12 +40,11 @@ def load_model(
     with torch.inference_mode():
         source = open_weights(config)
         # Before anything is allocated: sizes that the configuration claims and the file does not have cost nothing.
-        _check(source, weight_destinations(config, allocate_weights(config, dtype, "meta")), config)
-        weights = allocate_weights(config, dtype, device)
-        destinations = list(weight_destinations(config, weights))
-        _read_all(source, destinations, progress)
-        rotary = rotary_table(config)
-    return implementation(config, weights, rotary, operations)
+        _check(source, implementation(config, NewTensors(dtype, "meta"), operations).destinations(), config)
+        model = implementation(config, NewTensors(dtype, device), operations)
+        _read_all(source, list(model.destinations()), progress)
+        model.settle()
+    return model
 
 
 def read_into(source: WeightSource, name: str, destination: Tensor) -> None:

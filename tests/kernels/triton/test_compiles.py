@@ -15,6 +15,7 @@ SHARED_MEMORY = 227 << 10  # bytes a block may have on compute capability 9.0, C
 KERNELS = {
     "_bitmask_kernel",
     "_decode_kernel",
+    "_gate_kernel",
     "_join_kernel",
     "_logprobs_kernel",
     "_penalties_kernel",
@@ -22,7 +23,6 @@ KERNELS = {
     "_rms_norm_kernel",
     "_rope_kernel",
     "_sample_kernel",
-    "_silu_and_mul_kernel",
     "_write_kv_kernel",
 }
 

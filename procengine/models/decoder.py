@@ -1,0 +1,67 @@
+"""What the executor in torch asks of a model, whichever class implements it.
+
+Owns: the protocols. Never does: compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from procengine.config import ModelConfig
+from procengine.kernels.attention import AttentionSpec, Rotation
+from procengine.kernels.operations import Operations
+from procengine.models.new_tensors import NewTensors
+
+__all__ = ["AttentionCallback", "Decoder", "DecoderClass"]
+
+# attention(layer_index, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D], rotation) -> [T, H, D]. Queries and keys are not yet
+# turned: whoever attends turns them, in the pass that stores the keys if it can. None: they are not to be turned.
+AttentionCallback = Callable[[int, Tensor, Tensor, Tensor, Rotation | None], Tensor]
+
+
+class Decoder(Protocol):
+    """A model whose attention is left to the caller. Call it under `torch.inference_mode()`."""
+
+    @property
+    def attention(self) -> tuple[AttentionSpec, ...]:
+        """How each layer attends."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        ...
+
+    @property
+    def operations(self) -> Operations:
+        """What it computes with."""
+        ...
+
+    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+        """Every checkpoint tensor that it needs, with the (slice of a) tensor it fills. Together they fill all."""
+        ...
+
+    def settle(self) -> None:
+        """To be called once, when all is filled: brings what checkpoints write in another form into ours."""
+        ...
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback) -> Tensor:
+        """Hidden states after the final norm, [T, hidden_size] in the model's dtype.
+
+        input_ids, positions: int32 or int64 [T], tokens of any number of sequences; `attention` knows which is which.
+        """
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits. hidden: [S, hidden_size], rows of `forward`'s result; returns float32 [S, vocab_size]."""
+        ...
+
+
+class DecoderClass(Protocol):
+    """An implementation: makes a model with uninitialised weights."""
+
+    def __call__(self, config: ModelConfig, new: NewTensors, operations: Operations) -> Decoder: ...
