@@ -32,6 +32,26 @@ class Decoder(Protocol):
         ...
 
     @property
+    def num_layers(self) -> int:
+        """As many as `attention` has entries."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Their size."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its tensors."""
+        ...
+
+    @property
     def device(self) -> torch.device:
         """Where its tensors are."""
         ...

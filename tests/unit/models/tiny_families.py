@@ -75,13 +75,16 @@ FAMILIES: dict[str, TinyFamily] = {
 }  # fmt: skip
 
 
-def save_family(name: str, folder: Path) -> tuple[Any, ModelConfig]:
-    """A float32 transformers model with random weights, norms and biases included, and what we read of its folder."""
+def save_family(name: str, folder: Path, **changes: Any) -> tuple[Any, ModelConfig]:
+    """A float32 transformers model with random weights, norms and biases included, and what we read of its folder.
+
+    `changes` override values of the configuration.
+    """
     import transformers
 
     family = FAMILIES[name]
     prefix = "Gemma3Text" if family.prefix == "Gemma3" else family.prefix
-    config = getattr(transformers, f"{prefix}Config")(**{**family.base, **family.changes})
+    config = getattr(transformers, f"{prefix}Config")(**{**family.base, **family.changes, **changes})
     suffix = "LMHeadModel" if family.prefix == "GPT2" else "ForCausalLM"
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(family.seed)
