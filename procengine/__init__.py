@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from procengine.llm import LLM
     from procengine.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, StreamDelta
     from procengine.sampling_params import SamplingParams
+    from procengine.scores import ClassificationOutput, HiddenStatesOutput, RerankResult, ScoreOutput
     from procengine.structured.spec import StructuredOutputs
 
 __all__ = [
@@ -39,12 +40,14 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
+    "ClassificationOutput",
     "Client",
     "CompletionOutput",
     "ConfigError",
     "EmbeddingOutput",
     "EngineDeadError",
     "GroupNotFoundError",
+    "HiddenStatesOutput",
     "InvalidRequestError",
     "Logprob",
     "ModelError",
@@ -54,7 +57,9 @@ __all__ = [
     "RequestFailedError",
     "RequestLostError",
     "RequestOutput",
+    "RerankResult",
     "SamplingParams",
+    "ScoreOutput",
     "ShuttingDownError",
     "StartupError",
     "StreamDelta",
@@ -76,6 +81,10 @@ _MODULE_BY_NAME: Final = {
     "EmbeddingOutput": "procengine.outputs",
     "Logprob": "procengine.outputs",
     "RequestOutput": "procengine.outputs",
+    "ClassificationOutput": "procengine.scores",
+    "HiddenStatesOutput": "procengine.scores",
+    "RerankResult": "procengine.scores",
+    "ScoreOutput": "procengine.scores",
     "StreamDelta": "procengine.outputs",
     "StructuredOutputs": "procengine.structured.spec",
 }

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 import zmq
 
 from procengine import ipc
+from procengine.async_client_verbs import AsyncPrefillVerbs
 from procengine.client_bodies import (
     Body,
     Messages,
@@ -26,7 +27,6 @@ from procengine.client_bodies import (
     one_prompt_body,
     prompt_body,
     prompt_text,
-    timed_body,
 )
 from procengine.client_core import ClientCore, OnEnd, OnItem, Pending, dead_group_error
 from procengine.client_link import CUT_OFF_S, new_call_seed, new_identity
@@ -34,13 +34,11 @@ from procengine.curve_keys import ClientKeys, client_keys
 from procengine.errors import EngineDeadError, ProcengineError
 from procengine.groups import GroupInfo, find_group, is_gone
 from procengine.listen import reachable_from
-from procengine.messages import Attached, Embedding, Stats, Welcome
+from procengine.messages import Attached, Stats, Welcome
 from procengine.outputs import (
-    EmbeddingOutput,
     RequestOutput,
     StreamDelta,
     collect_deltas,
-    collect_embedding,
     stream_delta,
 )
 from procengine.refusal import raise_if_refused
@@ -54,7 +52,7 @@ _LIVENESS_S = 0.5
 _CONNECT_TIMEOUT_S = 30.0
 
 
-class AsyncClient:
+class AsyncClient(AsyncPrefillVerbs):
     """A connection to one group. Use it with `async with`, or call `connect` and `close`.
 
     Args:
@@ -191,11 +189,6 @@ class AsyncClient:
                     return
         finally:
             connection.abandon(pending)
-
-    async def embed(self, prompt: Prompt, *, timeout_s: float | None = None, traceparent: str = "") -> EmbeddingOutput:
-        """The vector of a text or a list of token ids. Cancelling the task aborts the request. Raises as `generate`."""
-        pending = await self._run("embed", timed_body(prompt_body(prompt), timeout_s), None, traceparent)
-        return collect_embedding(pending.answer(Embedding), pending.delivered_ns, pending.arrived_ns)
 
     async def abort(self, request_id: str) -> None:
         """Stop a running request: it ends with `finish_reason` "abort" and what it has by then."""

@@ -31,21 +31,19 @@ from procengine.client_bodies import (
     prompt_body,
     prompt_list,
     prompt_text,
-    timed_body,
 )
 from procengine.client_core import ClientCore, OnEnd, Pending, dead_group_error
 from procengine.client_handshake import answer_losses, connect_link
 from procengine.client_link import new_call_seed
+from procengine.client_verbs import PrefillVerbs
 from procengine.curve_keys import ClientKeys, client_keys
 from procengine.errors import ProcengineError
 from procengine.groups import find_group, is_gone
-from procengine.messages import Embedding, Stats, Welcome
+from procengine.messages import Stats, Welcome
 from procengine.outputs import (
-    EmbeddingOutput,
     RequestOutput,
     StreamDelta,
     collect_deltas,
-    collect_embedding,
     stream_delta,
 )
 from procengine.sampling_params import SamplingParams
@@ -57,7 +55,7 @@ __all__ = ["Client"]
 _LIVENESS_MS = 500
 
 
-class Client:
+class Client(PrefillVerbs):
     """A connection to one group; many requests may be under way on it.
 
     Args:
@@ -223,28 +221,6 @@ class Client:
         finally:
             self._abandon(pending)
 
-    @overload
-    def embed(self, prompt: Prompt, *, timeout_s: float | None = None, traceparent: str = "") -> EmbeddingOutput: ...
-
-    @overload
-    def embed(
-        self,
-        prompt: list[str] | list[list[int]] | list[Prompt],
-        *,
-        timeout_s: float | None = None,
-        traceparent: str = "",
-    ) -> list[EmbeddingOutput]: ...
-
-    def embed(
-        self, prompt: Prompts, *, timeout_s: float | None = None, traceparent: str = ""
-    ) -> EmbeddingOutput | list[EmbeddingOutput]:
-        """The vector of a text or of token ids; for a list of prompts, a list of vectors. Raises as `generate`."""
-        prompts, is_list = prompt_list(prompt)
-        results = self.embed_bodies(
-            [timed_body(prompt_body(one), timeout_s) for one in prompts], traceparent=traceparent
-        )
-        return results if is_list else results[0]
-
     def abort(self, request_id: str) -> None:
         """Stop a running request, from any thread: it ends with `finish_reason` "abort" and what it has by then."""
         self._send(self._core.abort(request_id))
@@ -286,13 +262,6 @@ class Client:
             )
             for pending, body in zip(ended, bodies, strict=True)
         ]
-
-    def embed_bodies(
-        self, bodies: Sequence[Body], on_end: Callable[[], object] | None = None, traceparent: str = ""
-    ) -> list[EmbeddingOutput]:
-        """Run bodies of `embed` requests together; results in their order."""
-        ended = self._run_all("embed", bodies, None, on_end, traceparent)
-        return [collect_embedding(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
 
     def _offer(self, tools: Tools | None, tool_choice: ToolChoice | None) -> ToolOffer:
         return make_offer(tools, tool_choice, self._welcome.tool_call_parser)

@@ -32,6 +32,7 @@ __all__ = [
     "num_choices",
     "one_params_each",
     "one_prompt_body",
+    "prefill_body",
     "prompt_body",
     "prompt_list",
     "prompt_text",
@@ -105,6 +106,11 @@ def _check_kind(prompt: object) -> None:
     # To Python, bytes are a sequence of integers; whoever passes them means a text.
     if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
         raise InvalidRequestError(f"prompt: must be a text or a list of token ids, got {prompt!r}")
+
+
+def prefill_body(prompt: Prompt, timeout_s: float | None = None, **options: Any) -> Body:
+    """The body of a request that generates nothing; options that are None are left out."""
+    return timed_body(prompt_body(prompt) | {key: one for key, one in options.items() if one is not None}, timeout_s)
 
 
 def messages_body(messages: Messages, tools: Tools | None = None) -> Body:

@@ -17,9 +17,11 @@ __all__ = [
     "CrashConfig",
     "DecoderConfig",
     "Device",
+    "EncoderConfig",
     "EngineConfig",
     "ExpertsConfig",
     "GroupConfig",
+    "HeadConfig",
     "Kernels",
     "LimitsConfig",
     "ListenConfig",
@@ -35,7 +37,9 @@ __all__ = [
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
 ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
-Quantization = Literal["none", "stored", "int8", "int4"]  # of weights; stored: as the file has them
+# Of weights; stored: as the file has them; int14: near to floats, of encoders alone (kernels/native/encoder.h).
+Quantization = Literal["none", "stored", "int14", "int8", "int4", "fp8"]
+Pooling = Literal["last", "mean", "cls"]
 Kernels = Literal["torch", "native"]
 AttentionBackend = Literal["auto", "torch", "triton"]
 
@@ -88,6 +92,29 @@ class DecoderConfig(Struct, frozen=True, forbid_unknown_fields=True):
     experts: ExpertsConfig | None = None
 
 
+class EncoderConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a bidirectional encoder has that decoders do not."""
+
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    is_gated: bool = False  # act(first half) * second half
+    is_pre_norm: bool = False
+    norm_eps: float = 1e-12
+    num_positions: int = 0  # rows of a table of learned positions; 0: rotary ones
+    position_offset: int = 0  # the row of a sequence's first token
+    num_token_types: int = 0
+    global_every: int = 1  # every n-th layer, the first among them, attends to all tokens
+    local_window: int = -1  # in the others, a token sees those at most so far away
+    local_rope_theta: float = 10000.0
+
+
+class HeadConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What makes logits of labels from hidden states."""
+
+    labels: tuple[str, ...]
+    activation: Literal["softmax", "sigmoid", "identity"]  # from logits to scores
+    pooling: Pooling = "cls"
+
+
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Facts read from a model's files. Counts are per whole model; `head_dim` may differ from hidden_size/num_heads."""
 
@@ -97,6 +124,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     architecture: Literal[
         "llama", "mistral", "qwen2", "qwen3",
         "phi3", "olmo2", "granite", "smollm3", "gemma2", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe", "gpt2",
+        "bert", "roberta", "xlm-roberta", "modernbert",
     ]  # fmt: skip
     vocab_size: int
     hidden_size: int
@@ -122,9 +150,15 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     chat_bos_token: str = ""  # what `bos_token` / `eos_token` mean inside the template
     chat_eos_token: str = ""
     weights_dtype: DType = "bfloat16"  # what the files hold (or, for quantised ones, decode to without loss of note)
-    pooling: Literal["last", "mean"] = "last"  # how `embed` reduces hidden states
+    pooling: Pooling = "last"  # how `embed` reduces hidden states
     workflows: tuple[str, ...] = ("generate", "embed")
     tool_call_parser: ToolCallStyle = "none"  # how the model writes tool calls
+    normalize: bool = True  # whether `embed` gives vectors of length 1
+    prompts: dict[str, str] = {}  # by name: what goes before a text that is embedded
+    default_prompt: str | None = None  # the name of the one that texts without a name get
+    max_seq_length: int | None = None  # tokens of a sequence, unless asked for otherwise
+    encoder: EncoderConfig | None = None  # None: a decoder
+    head: HeadConfig | None = None
     decoder: DecoderConfig = DecoderConfig()
 
 
@@ -161,6 +195,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     quantization: Quantization = "none"
     kernels: Kernels = "torch"
     attention_backend: AttentionBackend = "auto"  # of the torch kernels; the worker says what auto became
+    uses_graphs: bool = False  # decode steps are captured as graphs, one for each of a few batch sizes
     num_workers: int = 1
     threads: int = 1  # CPU threads of one worker
     mock_step_ms: float = 0.0

@@ -6,6 +6,7 @@ where the native kernels do the work.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any, Generic
 
@@ -22,6 +23,8 @@ from procengine.step_output import EmbedOutput, StepOutput
 from procengine.workflows import WORKFLOWS, load_part
 
 __all__ = ["Device", "open_device"]
+
+logger = logging.getLogger(__name__)
 
 
 class Device(Generic[A]):
@@ -81,8 +84,27 @@ def _load_torch(config: EngineConfig, progress: bool) -> Model[Any]:
         raise ConfigError("device: cuda was asked for, but torch sees no CUDA device here")
     torch.set_num_threads(worker.threads)
     conditions = Conditions(worker.device, worker.dtype, config.cache.block_size, model.head_dim)
+    if worker.quantization == "fp8" and worker.device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        raise ConfigError("quantization: this GPU has no fp8 (it takes compute capability 8.9); int8 is as large")
     operations = open_operations(worker.attention_backend, conditions)  # before the slow part: it may not be possible
-    return TorchModel(load_model(model, getattr(torch, worker.dtype), worker.device, progress, operations))
+    loaded = load_model(model, getattr(torch, worker.dtype), worker.device, progress, operations, worker.quantization)
+    return TorchModel(loaded, _graph_sizes(config, operations.names["attention"]))
+
+
+def _graph_sizes(config: EngineConfig, attention: str) -> tuple[int, ...]:
+    from procengine.decode_graphs import graph_sizes
+
+    if not config.worker.uses_graphs:
+        return ()
+    if config.model.decoder.experts is not None:
+        logger.info("no graphs: which experts a step needs is known when it is routed, which a graph cannot wait for")
+        return ()
+    if config.worker.device == "cuda" and attention == "torch":
+        logger.info(
+            "no graphs: attention by torch is launched for the longest row of a step, which a graph cannot know"
+        )
+        return ()
+    return graph_sizes(config.scheduler.max_num_seqs)
 
 
 def _load_native(config: EngineConfig, progress: bool) -> Model[Any]:

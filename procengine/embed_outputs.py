@@ -52,9 +52,11 @@ class EmbedOutputs:
 
     def take_result(self, header: EmbedResult, payload: NDArray[np.int32]) -> list[tuple[int, int]]:
         """Take in the vectors of a step; those of ended requests are dropped. There are no gaps."""
-        num_words = header.sizes[0]
+        num_words, num_numbers, _ = header.sizes
         keys = join_int64(payload[:num_words]).tolist()
-        vectors = payload[num_words:].reshape(header.num_rows, -1)  # float32 bits: they go out as bytes
+        numbers = payload[num_words : num_words + num_numbers]  # float32 bits: they go out as bytes
+        counts = payload[num_words + num_numbers :]
+        vectors = np.split(numbers, np.cumsum(counts)[:-1]) if counts.size else numbers.reshape(header.num_rows, -1)
         for key, vector in zip(keys, vectors, strict=True):
             if key in self._registers:
                 self._answer(key, vector.tobytes())

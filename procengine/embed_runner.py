@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Generic, Literal
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from procengine.arrays import A
+from procengine.config import Pooling
+from procengine.errors import ConfigError
 from procengine.executor import Model
+from procengine.kernels.pooling.native import shorten
 from procengine.messages import EmbedInput
 from procengine.step_output import EmbedOutput, PassTimes
 from procengine.step_payload import EMBED_SECTIONS, cut_sections, join_int64
@@ -27,8 +30,10 @@ __all__ = ["EmbedRunner", "open_runner"]
 class EmbedRunner(Generic[A]):
     """Vectors have the model's hidden size and length 1."""
 
-    def __init__(self, model: Model[A], pooling: Literal["last", "mean"]) -> None:
+    def __init__(self, model: Model[A], pooling: Pooling) -> None:
         self._model = model
+        if pooling not in ("last", "mean"):
+            raise ConfigError(f"pooling: decoders pool by last or mean, not by {pooling}")
         kernels = model.arrays.kernels
         self._pool: Callable[[A, A], A] = kernels.pool_last if pooling == "last" else kernels.pool_mean
         self._run: Callable[[EmbedInput, NDArray[np.int32]], Iterator[EmbedOutput]]
@@ -49,9 +54,10 @@ class EmbedRunner(Generic[A]):
         hidden = self._model.encode(sent["input_ids"], positions, bounds, header.max_query_len)
         forwarded_ns = time.monotonic_ns()
         copied = arrays.fetch([self._pool(hidden, bounds)])
+        (dimensions,) = header.options or (0,)
         keys = join_int64(sections["key_words"])
         times = PassTimes(started_ns, staged_ns, forwarded_ns, time.monotonic_ns())
-        yield EmbedOutput(header.step_id, keys, lambda: copied()[0], times)
+        yield EmbedOutput(header.step_id, keys, lambda: shorten(copied()[0], dimensions, normalize=True), times)
 
 
 def open_runner(device: Device[A]) -> EmbedRunner[A]:

@@ -28,7 +28,7 @@ __all__ = ["read_message", "read_result", "read_step"]
 
 _T = TypeVar("_T")
 _NUM_STEP, _NUM_EMBED, _NUM_RESULT = len(STEP_SECTIONS), len(EMBED_SECTIONS), len(RESULT_SECTIONS)
-_NUM_EMBED_RESULT: Final = 2
+_NUM_EMBED_RESULT: Final = 3
 _MAX_NUMBER: Final = (1 << 62) - 1
 _SLOT_ROW_WIDTH: Final = len(SLOT_ROW)
 
@@ -119,13 +119,14 @@ def _is_step(header: StepInput) -> bool:
 
 
 def _is_embed_step(header: EmbedInput) -> bool:
-    key_words, starts, input_ids, positions = header.sizes
+    key_words, starts, input_ids, positions, token_types = header.sizes
     rows = header.num_rows
     return (
         _are_numbers(header.step_id, header.epoch, header.max_query_len)
         and key_words == 2 * rows
         and starts == rows + 1
         and input_ids == positions == header.num_tokens
+        and token_types in (0, header.num_tokens)
     )
 
 
@@ -145,12 +146,13 @@ def _is_result(header: StepResult) -> bool:
 
 
 def _is_embed_result(header: EmbedResult) -> bool:
-    key_words, vectors = header.sizes
+    key_words, numbers, counts = header.sizes
     rows = header.num_rows
     return (
         _are_numbers(header.rank, header.step_id, header.epoch, header.busy_ns)
         and key_words == 2 * rows
-        and not (vectors % rows if rows else vectors)
+        and counts in (0, rows)
+        and (counts > 0 or not (numbers % rows if rows else numbers))
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from procengine.config import DType, ModelConfig
 from procengine.hf_decoder import HuggingFaceDecoder
+from procengine.hf_embedding import read_embedding
 from procengine.hf_families import CLASSES, FAMILIES, Architecture
 from procengine.hf_files import HuggingFaceFolder, safetensors_dtype
 from procengine.hf_rope import HuggingFaceRope
@@ -76,8 +77,8 @@ class HuggingFaceConfig:
             chat_bos_token=bos,
             chat_eos_token=eos,
             weights_dtype=self._dtype(weights),
-            pooling=self.folder.pooling(),
             decoder=decoder.resolve(),
+            **read_embedding(self.folder, pooling="last", normalize=True, is_causal=True),
         )
 
     def _find_architecture(self) -> Architecture:

@@ -1,13 +1,13 @@
 """The files of a Hugging Face model folder: `HuggingFaceFolder`.
 
-Owns: which files a folder must have, and what those beside config.json say (weights index, tokenizer, chat template,
-pooling). Never does: interpret config.json (see `hf_config`), or read a weight beyond its header.
+Owns: which files a folder must have, and what those beside config.json say (weights index, tokenizer, chat template).
+Never does: interpret config.json (see `hf_config`), or read a weight beyond its header.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -89,21 +89,6 @@ class HuggingFaceFolder:
         if isinstance(template, list):  # several, by name
             template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
         return template if isinstance(template, str) else None
-
-    def pooling(self) -> Literal["last", "mean"]:
-        """How sentence-transformers would reduce hidden states; "last" when the folder says nothing."""
-        pooling = self.read_json("1_Pooling/config.json", missing_ok=True)
-        if not pooling:
-            return "last"
-        modes = {
-            key.removeprefix("pooling_mode_") for key, on in pooling.items() if key != "pooling_mode" and on is True
-        }
-        modes &= {"cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"}
-        modes |= {str(pooling["pooling_mode"])} if "pooling_mode" in pooling else set()
-        known: dict[str, Literal["last", "mean"]] = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean"}
-        if len(modes) != 1 or not modes <= known.keys():
-            raise self.error(f"1_Pooling: {', '.join(sorted(modes)) or 'no mode'} is not supported; supported: {known}")
-        return known[modes.pop()]
 
     def error(self, message: str) -> ModelError:
         """An error that names the folder, to be raised."""

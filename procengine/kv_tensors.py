@@ -21,11 +21,13 @@ def kv_block_bytes(config: ModelConfig, block_size: int, dtype: DType) -> int:
 
 
 class KVTensors(Generic[A]):
-    """Keys and values of all layers, each [num_blocks, block_size, num_kv_heads, head_dim]. On the host they take
-    memory page by page, as they are first written: an idle pool costs nothing."""
+    """Keys and values of all layers, each [num_blocks + 1, block_size, num_kv_heads, head_dim]. On the host they take
+    memory page by page, as they are first written: an idle pool costs nothing. The last block, `scratch_block`, belongs
+    to no request: rows that only fill up a batch write there."""
 
     def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: DType, arrays: Arrays[A]) -> None:
-        shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
+        shape = (num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
         self.block_size = block_size
+        self.scratch_block = num_blocks
         self.keys = [arrays.new(shape, dtype) for _ in range(config.num_layers)]
         self.values = [arrays.new(shape, dtype) for _ in range(config.num_layers)]

@@ -25,16 +25,19 @@ from procengine.client_bodies import (
     generate_body,
     messages_body,
     one_params_each,
+    prefill_body,
     prompt_body,
     prompt_list,
 )
 from procengine.client_link import new_call_seed
 from procengine.config import EngineConfig
+from procengine.engine_args import OPTIONS, EngineArgs, nearest_option
 from procengine.errors import ConfigError
 from procengine.launch import Group, launch_group
 from procengine.outputs import EmbeddingOutput, RequestOutput
-from procengine.resolve import EngineArgs, resolve
+from procengine.resolve import resolve
 from procengine.sampling_params import SamplingParams
+from procengine.scores import ClassificationOutput, HiddenStatesOutput, RerankResult, ScoreOutput
 from procengine.tokenizer import Tokenizer
 from procengine.tool_calls.offer import ToolChoice, Tools, make_offer
 from procengine.tool_calls.reading import read_calls
@@ -125,11 +128,44 @@ class LLM:
         tokenizer = Tokenizer.load(self._config.model.tokenizer_path)
         return search(bodies, params, self._config, self._client.generate_bodies, tokenizer.decode)
 
-    def embed(self, prompts: Prompts, *, use_tqdm: bool = True) -> list[EmbeddingOutput]:
-        """Vectors of prompts, in their order. Raises as `generate`."""
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """Vectors of prompts, in their order; the options are those of `Client.embed`. Raises as `generate`."""
         each, _ = prompt_list(prompts)
-        bodies = [prompt_body(prompt) for prompt in each]
+        options: dict[str, Any] = {
+            "dimensions": dimensions,
+            "prompt_name": prompt_name,
+            "truncate_prompt_tokens": truncate_prompt_tokens,
+        }
+        bodies = [prefill_body(prompt, **options) for prompt in each]
         return _with_progress(len(bodies), use_tqdm, lambda on_end: self._client.embed_bodies(bodies, on_end))
+
+    def classify(self, prompts: Prompts, **options: Any) -> list[ClassificationOutput]:
+        """See `Client.classify`."""
+        return self._client.classify(prompts, **options)
+
+    def score(self, text_1: str | Sequence[str], text_2: str | Sequence[str], **options: Any) -> list[ScoreOutput]:
+        """See `Client.score`."""
+        return self._client.score(text_1, text_2, **options)
+
+    def rerank(self, query: str, documents: Sequence[str], **options: Any) -> list[RerankResult]:
+        """See `Client.rerank`."""
+        return self._client.rerank(query, documents, **options)
+
+    def reward(self, prompts: Prompts, **options: Any) -> list[ScoreOutput]:
+        """See `Client.reward`."""
+        return self._client.reward(prompts, **options)
+
+    def hidden_states(self, prompts: Prompts, **options: Any) -> list[HiddenStatesOutput]:
+        """See `Client.hidden_states`."""
+        return self._client.hidden_states(prompts, **options)
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """The group's counters and percentiles since the last reset."""
@@ -163,6 +199,10 @@ class LLM:
 def _engine_args(model: str, config: dict[str, Any]) -> EngineArgs:
     """Options by name, checked by type: a misspelt or wrong one is an error, not ignored."""
     named = {"name": f"llm-{os.getpid()}-{next(_counter)}", **config, "model": os.fspath(model)}
+    for option in named:
+        if option not in OPTIONS:
+            near = nearest_option(option)
+            raise ConfigError(f"LLM: {option}: no such option" + (f"; did you mean {near}?" if near else ""))
     try:
         return msgspec.convert(named, EngineArgs)
     except msgspec.ValidationError as error:

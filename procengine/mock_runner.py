@@ -138,7 +138,11 @@ class MockRunner:
         vectors = np.repeat(sums[:, None], MOCK_EMBED_DIM, axis=1)
         keys = join_int64(sections["key_words"])
         return EmbedOutput(
-            header.step_id, keys, lambda: vectors, PassTimes(started_ns, started_ns, forwarded_ns, time.monotonic_ns())
+            header.step_id,
+            keys,
+            lambda: vectors,
+            PassTimes(started_ns, started_ns, forwarded_ns, time.monotonic_ns()),
+            workflow=header.workflow,
         )
 
     def _pause(self) -> None:

@@ -16,6 +16,8 @@ from procengine import hub
 from procengine.config import ModelConfig
 from procengine.errors import ModelError
 from procengine.hf_config import HuggingFaceConfig
+from procengine.hf_encoder_config import HuggingFaceEncoderConfig, is_encoder
+from procengine.hf_files import HuggingFaceFolder
 from procengine.model_cache import cached_conversion
 
 __all__ = ["resolve_model"]
@@ -57,12 +59,18 @@ def _from_folder(name: str, folder: Path, home: Path) -> ModelConfig:
     found = sorted(folder.glob("*.gguf"))
     # Folders of GGUF files often carry the config.json of the model that they were made from.
     if (folder / "config.json").is_file() and (any(folder.glob("*.safetensors")) or not found):
-        return _checked(lambda: HuggingFaceConfig(name, folder).resolve(), folder)
+        return _checked(lambda: _read_folder(name, folder), folder)
     if len(found) == 1:
         return _from_gguf(name, found[0], home)
     if found:
         raise ModelError(f"{folder} holds several GGUF files, name one: {', '.join(path.name for path in found)}")
     raise ModelError(f"{folder}: there is neither a config.json nor a .gguf file in it")
+
+
+def _read_folder(name: str, folder: Path) -> ModelConfig:
+    if is_encoder(HuggingFaceFolder(folder).read_json("config.json")):
+        return HuggingFaceEncoderConfig(name, folder).resolve()
+    return HuggingFaceConfig(name, folder).resolve()
 
 
 def _from_gguf(name: str, path: Path, home: Path) -> ModelConfig:

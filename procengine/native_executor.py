@@ -69,6 +69,9 @@ class NativeExecutor:
         self._decoder = decoder
         self._bound = bound
 
+    def prepare(self, block_tables: HostArray) -> None:
+        return
+
     def forward(self, batch: ForwardBatch[HostArray]) -> HostArray:
         return self._bound.forward(
             batch.input_ids,

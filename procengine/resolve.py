@@ -1,6 +1,6 @@
 """From what a user asked to what will run: the only place that turns "auto" into facts.
 
-Owns: `EngineArgs` (every option, with its default) and the checks between options. Never does: start anything.
+Owns: the checks between options. Never does: start anything, or know where an option was set (`option_sources` does).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import msgspec
 
@@ -31,6 +31,7 @@ from procengine.config import (
 )
 from procengine.cpu_flags import cpu_flags
 from procengine.decoder_sizes import decoder_sizes, why_not_decoder
+from procengine.engine_args import EngineArgs, check_ranges
 from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
 from procengine.http_config import resolve_api, resolve_metrics
@@ -44,7 +45,7 @@ from procengine.rope_scaling import rope_for_length
 from procengine.tokenizer_file import added_tokens
 from procengine.tool_calls.detect import detect_style, mentions_tools
 
-__all__ = ["EngineArgs", "resolve"]
+__all__ = ["resolve"]
 
 _MAX_NAME_LENGTH = 40
 _CHUNK_TOKENS = 2048
@@ -52,82 +53,8 @@ _CPU_CHUNK_TOKENS = 256  # there a step of more is no faster a token (docs/PERFO
 _CPU_MIXED_TOKENS = 128  # a little slower a token; but all that decode wait for it
 _PROMPT_TOKENS = 64  # of each step, however many rows decode
 _GIB = 1 << 30
+_QUANTIZED_GROUP = 32  # weights with a scale of their own
 _MAX_CLIENTS = 4096
-
-
-class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user may set. None is "auto": `resolve` decides it from the model, the machine and the other options."""
-
-    model: str
-    name: str | None = None
-    device: Literal["auto", "cpu", "cuda", "mock"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kernels: Literal["auto", "native", "torch"] = "auto"
-    attention_backend: Literal["auto", "torch", "triton"] = "auto"
-    quantization: Literal["auto", "none", "int8", "int4"] = "auto"
-    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    workers: int = 1
-    threads: int | None = None
-    block_size: int = 16
-    num_blocks: int | None = None
-    kv_cache_memory: int | None = None
-    enable_prefix_caching: bool = True
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int | None = None
-    max_mixed_tokens: int | None = None
-    max_model_len: int | None = None
-    enable_chunked_prefill: bool = True
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    async_depth: int = 2
-    decode_steps: int = 1
-    speculative_tokens: int = 0
-    pooling: Literal["auto", "last", "mean"] = "auto"
-    tool_call_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
-    mock_step_ms: float = 0.0
-    logits_processors: tuple[str, ...] = ()
-    max_queued_requests: int = 8192
-    max_queued_tokens: int = 1 << 22
-    max_clients: int | None = None
-    max_client_requests: int | None = None
-    max_client_bytes: int = 64 << 20
-    max_unsent_bytes: int = 1 << 30
-    request_timeout: float | None = None
-    queue_timeout: float | None = None
-    max_request_bytes: int = 4 << 20
-    max_n: int = 128
-    max_stop_strings: int = 16
-    max_stop_bytes: int = 4096
-    max_stop_token_ids: int = 64
-    max_logprobs: int = 20
-    max_bad_words: int = 128
-    max_logit_bias: int = 1024
-    max_grammar_bytes: int = 65536
-    grammar_timeout: float = 10.0
-    template_timeout: float = 5.0
-    start_timeout: float = 300.0
-    drain_timeout: float = 10.0
-    max_restarts: int = 5
-    restart_window: float = 60.0
-    step_timeout: float = 300.0
-    span_records: int = 1 << 14
-    metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
-    otlp_endpoint: str | None = None
-    port: int | None = None
-    host: str = "127.0.0.1"
-    uds: str | None = None
-    api_workers: int = 1
-    api_key: tuple[str, ...] = ()
-    served_model_name: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
-    listen: str | None = None
-    curve_keys: str | None = None
-    crash_dir: str | None = None
-    crash_seconds: float = 30.0
-    crash_records: int = 8
-    redact_prompts: bool = False
 
 
 def resolve(args: EngineArgs) -> EngineConfig:
@@ -137,7 +64,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         ConfigError: an option is out of range or does not fit another.
         ModelError: the model cannot be found or is not supported.
     """
-    _check_ranges(args)
+    check_ranges(args)
     model = resolve_model(args.model, procengine_home())
     if args.pooling != "auto":
         model = msgspec.structs.replace(model, pooling=args.pooling)
@@ -166,60 +93,6 @@ def resolve(args: EngineArgs) -> EngineConfig:
     )
 
 
-def _check_ranges(args: EngineArgs) -> None:
-    for field, low, high in (
-        ("workers", 1, 64),
-        ("threads", 1, 1024),
-        ("block_size", 1, 1024),
-        ("num_blocks", 1, 1 << 24),
-        ("kv_cache_memory", 1, None),
-        ("max_num_seqs", 1, 65536),
-        ("max_num_batched_tokens", 1, 1 << 20),
-        ("max_mixed_tokens", 2, 1 << 20),
-        ("max_model_len", 2, None),
-        ("async_depth", 1, 3),
-        ("decode_steps", 1, 64),
-        ("speculative_tokens", 0, 64),
-        ("mock_step_ms", 0, 60_000),
-        ("max_queued_requests", 1, None),
-        ("max_queued_tokens", 1, None),
-        ("max_clients", 1, 1 << 20),
-        ("max_client_requests", 1, None),
-        ("max_client_bytes", 1024, None),
-        ("max_unsent_bytes", 1024, None),
-        ("request_timeout", 0.001, 86_400),
-        ("queue_timeout", 0.001, 86_400),
-        ("max_request_bytes", 1024, 1 << 30),
-        ("max_n", 1, 1 << 16),
-        ("max_stop_strings", 0, 1 << 16),
-        ("max_stop_bytes", 0, 1 << 20),
-        ("max_stop_token_ids", 0, 1 << 16),
-        ("max_logprobs", 0, 1 << 16),
-        ("max_bad_words", 0, 1 << 16),
-        ("max_logit_bias", 0, 1 << 20),
-        ("max_grammar_bytes", 0, 1 << 24),
-        ("grammar_timeout", 0.01, 3600),
-        ("template_timeout", 0.01, 3600),
-        ("start_timeout", 0.1, 86_400),
-        ("drain_timeout", 0, 86_400),
-        ("max_restarts", 0, 1 << 16),
-        ("restart_window", 0.1, 86_400),
-        ("step_timeout", 0.1, 86_400),
-        ("span_records", 0, 1 << 24),
-        ("metrics_port", 0, 65535),
-        ("port", 0, 65535),
-        ("api_workers", 1, 64),
-        ("crash_seconds", 0, 3600),
-        ("crash_records", 1, 10_000),
-    ):
-        value = getattr(args, field)
-        if value is not None and not (low <= value and (high is None or value <= high)):
-            limit = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise ConfigError(f"{field}: must be {limit}, got {value}")
-    if args.span_records & (args.span_records - 1):
-        raise ConfigError(f"span_records: must be a power of two or 0, got {args.span_records}")
-
-
 def _token_budget(args: EngineArgs, max_model_len: int, device: Device) -> int:
     if not args.enable_chunked_prefill:
         return max(max_model_len, args.max_num_seqs)
@@ -233,7 +106,9 @@ def _mixed_tokens(args: EngineArgs, device: Device) -> int | None:
 
 
 def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> SchedulerConfig:
-    max_model_len = args.max_model_len or model.max_position_embeddings
+    max_model_len = args.max_model_len or min(
+        model.max_position_embeddings, model.max_seq_length or model.max_position_embeddings
+    )
     if max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"max_model_len: {max_model_len} is more than the {model.max_position_embeddings} positions "
@@ -251,7 +126,8 @@ def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> Schedule
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=budget,
         max_mixed_tokens=_mixed_tokens(args, device),
-        max_embed_tokens=args.max_num_batched_tokens or max(budget, _CHUNK_TOKENS),
+        max_embed_tokens=args.max_num_batched_tokens
+        or max(budget, _CHUNK_TOKENS, max_model_len if model.encoder else 0),
         max_model_len=max_model_len,
         enable_chunked_prefill=args.enable_chunked_prefill,
         policy=args.scheduling_policy,
@@ -341,9 +217,10 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
         device=device,
         dtype=dtype,
         kv_cache_dtype=_kv_cache_dtype(args, dtype, kernels),
-        quantization=_quantization(args, model, reason),
+        quantization=_quantization(args, model, device, reason),
         kernels=kernels,
         attention_backend=_attention_backend(args, kernels),
+        uses_graphs=kernels == "torch" and not (device != "cuda" if args.enforce_eager is None else args.enforce_eager),
         num_workers=args.workers,
         threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
         mock_step_ms=args.mock_step_ms,
@@ -366,10 +243,20 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
         return "kernels is torch"
     if device != "cpu":
         return f"they are for the cpu, and device is {device}"
+    if model.encoder is not None:
+        return _why_not_native_encoder(args) or library.why_not("cpu")
     if args.dtype not in ("auto", "bfloat16"):
         return f"they compute in bfloat16, and dtype is {args.dtype}"
     cannot = why_not_decoder(model) or why_decoder_cannot(decoder_sizes(model), args.block_size)
     return cannot or library.why_not("cpu")
+
+
+def _why_not_native_encoder(args: EngineArgs) -> str | None:
+    if args.dtype not in ("auto", "float32"):
+        return f"those of encoders compute in float32, and dtype is {args.dtype}"
+    if args.quantization != "auto":
+        return f"those of encoders have weights of 14 bits, and quantization is {args.quantization}"
+    return None
 
 
 def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernels) -> DType:
@@ -377,6 +264,8 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernel
         return args.dtype
     if device == "cuda":
         return "float16" if model.weights_dtype == "float16" else "bfloat16"
+    if model.encoder is not None:
+        return "float32"
     # Half the memory traffic, but with torch only where the CPU multiplies bfloat16 itself; elsewhere it is emulated.
     is_fast = kernels == "native" or (device == "cpu" and "avx512_bf16" in cpu_flags())
     return "bfloat16" if is_fast else "float32"
@@ -392,13 +281,30 @@ def _kv_cache_dtype(args: EngineArgs, dtype: DType, kernels: Kernels) -> DType:
     return args.kv_cache_dtype
 
 
-def _quantization(args: EngineArgs, model: ModelConfig, why_not_native: str | None) -> Quantization:
-    """auto keeps what the file has: the bits of a GGUF file, the floats of safetensors."""
-    if args.quantization in ("int8", "int4") and why_not_native is not None:
-        raise ConfigError(f"quantization: {args.quantization} takes the native kernels, but {why_not_native}")
-    if args.quantization != "auto":
-        return args.quantization
-    return "stored" if why_not_native is None and model.format == "gguf" else "none"
+def _quantization(args: EngineArgs, model: ModelConfig, device: Device, why_not_native: str | None) -> Quantization:
+    """auto keeps what the file has: the bits of a GGUF file, the floats of safetensors. A model in torch has floats."""
+    asked = args.quantization
+    if asked == "auto" and model.encoder is not None:
+        return "int14" if why_not_native is None else "none"
+    if asked == "auto":
+        return "stored" if why_not_native is None and model.format == "gguf" else "none"
+    if asked == "none":
+        return asked
+    if device == "cuda" or args.kernels == "torch":
+        _check_groups(asked, model)
+    elif asked == "fp8":
+        raise ConfigError("quantization: fp8 is for GPUs, and for --kernels torch")
+    elif why_not_native is not None:
+        raise ConfigError(f"quantization: {asked} takes the native kernels (or --kernels torch), but {why_not_native}")
+    return asked
+
+
+def _check_groups(quantization: Quantization, model: ModelConfig) -> None:
+    sizes = {name: getattr(model, name) for name in ("hidden_size", "intermediate_size")}
+    for name, size in {**sizes, "num_heads * head_dim": model.num_heads * model.head_dim}.items():
+        if size % _QUANTIZED_GROUP:
+            multiple = f"a multiple of {_QUANTIZED_GROUP}, and {model.name} has {size}"
+            raise ConfigError(f"quantization: for {quantization}, {name} must be {multiple}")
 
 
 def _tool_call_parser(args: EngineArgs, model: ModelConfig) -> ToolCallStyle:

@@ -25,7 +25,7 @@ class SlotState(Generic[A]):
 
     Attributes:
         last_tokens: int32 [slots], the token each slot sampled last.
-        block_tables: int32 [slots, max_blocks].
+        block_tables: int32 [slots + 1, max_blocks]; the last row is nobody's.
         reals: float32 [slots, 3]: temperature, top_p, min_p.
         top_k: int32 [slots].
         seeds: int64 [slots].
@@ -36,12 +36,17 @@ class SlotState(Generic[A]):
     def __init__(self, max_num_seqs: int, max_blocks: int, arrays: Arrays[A]) -> None:
         self._arrays = arrays
         self.last_tokens = arrays.new([max_num_seqs], "int32")
-        self.block_tables = arrays.new([max_num_seqs, max_blocks], "int32")
+        self.block_tables = arrays.new([max_num_seqs + 1, max_blocks], "int32")
         self.reals = arrays.new([max_num_seqs, len(_REALS)], "float32")
         self.top_k = arrays.new([max_num_seqs], "int32")
         self.seeds = arrays.new([max_num_seqs], "int64")
         self.keys = np.full(max_num_seqs, -1, np.int64)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
+
+    def forget(self) -> None:
+        """No slot has a request. What the device remembers is written before it is read again."""
+        self.keys[:] = -1
+        self.num_logprobs[:] = -1
 
     def update(self, host: dict[str, NDArray[np.int32]], on_device: dict[str, A]) -> None:
         """Apply the `slot_rows` and `block_updates` sections of a step; both arguments hold the same values."""

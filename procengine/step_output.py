@@ -128,20 +128,24 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class EmbedOutput:
-    """Vectors of one embed step. `wait()` gives float32 [rows, dim] on the host."""
+    """Numbers of one step without generation. `wait()` gives float32 [rows, dim] on the host or, with `counts` (int32
+    [rows]), so many for each row, one behind the other."""
 
     step_id: int
     keys: NDArray[np.int64]
     wait: Callable[[], NDArray[np.float32]]
     times: PassTimes
     micro_step: int = 0
+    workflow: str = "embed"
+    counts: Int32s | None = None
 
-    def to_message(self, identity: WorkerIdentity, vectors: NDArray[np.float32]) -> tuple[EmbedResult, Int32s]:
+    def to_message(self, identity: WorkerIdentity, numbers: NDArray[np.float32]) -> tuple[EmbedResult, Int32s]:
         """Header and payload of the result, with what `wait()` gave."""
-        payload = np.concatenate((self.keys.view(np.int32), vectors.ravel().view(np.int32)))
-        sizes = (2 * self.keys.size, vectors.size)
-        header = EmbedResult(identity.rank, identity.epoch, self.step_id, self.keys.size, self.times.busy_ns, sizes)
-        return header, payload
+        counts = np.empty(0, np.int32) if self.counts is None else self.counts
+        payload = np.concatenate((self.keys.view(np.int32), numbers.ravel().view(np.int32), counts))
+        sizes = (2 * self.keys.size, numbers.size, counts.size)
+        rank, epoch, busy_ns = identity.rank, identity.epoch, self.times.busy_ns
+        return EmbedResult(rank, epoch, self.step_id, self.keys.size, busy_ns, sizes, self.workflow), payload
 
 
 def accepted_samples(sampled: Int32s, proposed: Int32s, counts: Int32s) -> NDArray[np.bool_]:

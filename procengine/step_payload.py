@@ -92,6 +92,7 @@ EMBED_SECTIONS: Final = (
     "query_start_loc",  # [rows + 1]
     "input_ids",  # [tokens]
     "positions",  # [tokens]
+    "token_types",  # [tokens], or empty: all 0
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
@@ -45,6 +45,8 @@ class TokenizeQueue:
         max_model_len: int,
         spans: SpanWriter,
         template_timeout_s: float = 5.0,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt: str | None = None,
     ) -> None:
         self._loop = loop
         self._tokenizer = tokenizer
@@ -54,6 +56,8 @@ class TokenizeQueue:
         self._max_model_len = max_model_len
         self._spans = spans  # the tokenizer thread's
         self._template_timeout_s = template_timeout_s
+        self._prompts = prompts or {}  # what goes before a text, by name
+        self._default_prompt = default_prompt
         self._rendering = Interruptible()
         self._watch: asyncio.TimerHandle | None = None
         self._num_batches = 0
@@ -153,10 +157,23 @@ class TokenizeQueue:
             ]
             encoded = self._tokenizer.encode_batch([str(texts[row]) for row in rows], add_special_tokens=not is_chat)
             ids_by_row |= dict(zip(rows, encoded, strict=True))
-        return [
-            text if isinstance(text, ProcengineError) else Prepared(ids_by_row[row], self._word_ids(bodies[row].words))
-            for row, text in enumerate(texts)
-        ]
+        return [self._prepared(body, texts[row], ids_by_row.get(row)) for row, body in enumerate(bodies)]
+
+    def _prepared(self, body: PromptBody, text: str | ProcengineError | None, ids: list[int] | None) -> _Result:
+        if isinstance(text, ProcengineError):
+            return text
+        try:
+            limit = self._max_model_len if body.max_tokens_kept == -1 else body.max_tokens_kept
+            is_text = text is not None and body.messages is None
+            if is_text and body.second_text is not None:
+                ids, types = self._tokenizer.encode_cut(str(text), body.second_text, limit)
+                return Prepared(ids, token_types=types if any(types) else None)
+            assert ids is not None
+            if is_text and limit is not None and len(ids) > limit:
+                ids, _ = self._tokenizer.encode_cut(str(text), None, limit)
+            return Prepared(ids, self._word_ids(body.words))
+        except ProcengineError as error:
+            return error
 
     def _word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word as a text's first and behind a space; a word of spaces only is taken as it is."""
@@ -168,7 +185,7 @@ class TokenizeQueue:
     def _to_text(self, body: PromptBody) -> str | ProcengineError | None:
         """The text to tokenize, or why that need not be tried; None for a body that has token ids."""
         if body.messages is None:
-            return self._short_enough("prompt", body.prompt, body)
+            return self._short_enough("prompt", body.prompt, body) if body.prompt is None else self._named(body)
         if self._template is None:
             return InvalidRequestError("messages: this model has no chat template; send a prompt instead")
         template, messages = self._template, body.messages
@@ -180,6 +197,15 @@ class TokenizeQueue:
             return InvalidRequestError(f"messages: the model's chat template did not finish within {limit_s:g} s")
         except ProcengineError as error:
             return error
+
+    def _named(self, body: PromptBody) -> str | ProcengineError | None:
+        """The text behind the prompt that it names, or the model's default one."""
+        name = body.named_prompt
+        if name is not None and name not in self._prompts:
+            known = ", ".join(sorted(self._prompts)) or "none"
+            return InvalidRequestError(f"prompt_name: {name!r} is not one of this model's, which are: {known}")
+        before = self._prompts.get(name or self._default_prompt or "", "") if body.takes_named_prompt else ""
+        return self._short_enough("prompt", before + str(body.prompt), body)
 
     def _short_enough(self, field: str, text: str | None, body: PromptBody) -> str | ProcengineError | None:
         if text is None or body.may_be_truncated or len(text) <= self._max_model_len:

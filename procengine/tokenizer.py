@@ -58,6 +58,25 @@ class Tokenizer:
             raise InvalidRequestError(_why_not_text(texts)) from error
         return [encoding.ids for encoding in encodings]
 
+    def encode_cut(self, text: str, pair: str | None, max_tokens: int | None) -> tuple[list[int], list[int]]:
+        """Token ids of a text, or of two, special tokens included, and which of the two each belongs to.
+
+        Of more than `max_tokens` the last are left out, of the longer text first.
+
+        Raises InvalidRequestError when a text cannot be written as UTF-8, or there is no room for any.
+        """
+        texts = [text] if pair is None else [text, pair]
+        try:
+            encodings = [self.backend.encode(one, add_special_tokens=False) for one in texts]
+        except TypeError as error:
+            raise InvalidRequestError(_why_not_text(texts)) from error
+        if max_tokens is not None:
+            room = max_tokens - self.backend.num_special_tokens_to_add(pair is not None)
+            for encoding, size in zip(encodings, _shares([len(one.ids) for one in encodings], room), strict=True):
+                encoding.truncate(size)
+        whole = self.backend.post_process(encodings[0], None if pair is None else encodings[1])
+        return whole.ids, whole.type_ids
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Bytes that are not UTF-8 come out as U+FFFD; ids outside the vocabulary are left out."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -69,6 +88,19 @@ class Tokenizer:
     def id_to_token(self, token_id: int) -> str | None:
         """The vocabulary entry of `token_id` as the file spells it (e.g. `Ġthe`), or None outside the vocabulary."""
         return self.backend.id_to_token(token_id) if token_id >= 0 else None
+
+
+def _shares(lengths: list[int], room: int) -> list[int]:
+    """How much of each there is room for: the longer one gives way until both are as long."""
+    if room < len(lengths):
+        raise InvalidRequestError(f"truncate_prompt_tokens: leaves room for {max(room, 0)} tokens of the text")
+    if sum(lengths) <= room:
+        return lengths
+    if len(lengths) == 1:
+        return [room]
+    first, second = lengths
+    least = min(first, second, room // 2)
+    return [room - least, least] if first > second else [least, room - least]
 
 
 def _why_not_text(texts: Sequence[str]) -> str:

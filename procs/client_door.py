@@ -217,6 +217,7 @@ class ClientDoor:
                 config.model.tool_call_parser,
                 self._child.epoch,
                 hello.mark,
+                config.model.head.labels if config.model.head else (),
             ),
         )
 
@@ -379,6 +380,8 @@ def _tokenize_queue(child: Child, loop: asyncio.AbstractEventLoop) -> TokenizeQu
         config.scheduler.max_model_len,
         child.spans.writer("tokenize"),
         config.limits.template_timeout_s,
+        config.model.prompts,
+        config.model.default_prompt,
     )
 
 

@@ -292,6 +292,9 @@ def _model_facts(child: Child, num_blocks: int) -> ModelFacts:
         max_embed_tokens=config.scheduler.max_embed_tokens,
         eos_token_ids=config.model.eos_token_ids,
         limits=config.limits,
+        hidden_size=config.model.hidden_size,
+        num_layers=config.model.num_layers,
+        num_token_types=config.model.encoder.num_token_types if config.model.encoder else 0,
     )
 
 

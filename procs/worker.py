@@ -232,9 +232,16 @@ def _open_mock(config: EngineConfig) -> _Device:
 
 
 def _open_real(child: Child) -> _Device:
-    from procengine.device import open_device  # the kernels are imported here, and only in a worker that needs them
+    """The kernels are imported here, and only those that the model needs."""
+    device: Any
+    if child.config.model.encoder is None:
+        from procengine.device import open_device
 
-    device = open_device(child.config, shows_progress=child.shows_progress)
+        device = open_device(child.config, shows_progress=child.shows_progress)
+    else:
+        from procengine.encoder_device import open_device as open_encoder_device
+
+        device = open_encoder_device(child.config, shows_progress=child.shows_progress)
     return _Device(device.run, device.forget_slots, device.num_blocks, device.facts)
 
 

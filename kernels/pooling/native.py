@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["pool_last", "pool_mean"]
+__all__ = ["pool", "pool_last", "pool_mean", "shorten"]
 
 Array = NDArray[Any]
 _SMALLEST = 1e-12  # as torch's `normalize`: a vector of zeros stays one
@@ -23,11 +23,39 @@ def pool_last(hidden: Array, bounds: Array) -> NDArray[np.float32]:
 
 def pool_mean(hidden: Array, bounds: Array) -> NDArray[np.float32]:
     """As the reference."""
+    return _normalized(_mean(hidden, bounds))
+
+
+def pool(hidden: Array, bounds: Array, how: str, *, normalize: bool) -> NDArray[np.float32]:
+    """float32 [R, H] of hidden states [T, H]: how is "last", "mean" or "cls" (the first); of length 1 if asked.
+
+    bounds: int [R + 1], where each sequence begins, and T. None is empty.
+    """
+    match how:
+        case "last":
+            vectors: Array = hidden[bounds[1:] - 1]
+        case "cls":
+            vectors = hidden[bounds[:-1]]
+        case _:
+            vectors = _mean(hidden, bounds)
+    return _normalized(vectors) if normalize else vectors
+
+
+def shorten(vectors: Array, dimensions: int, *, normalize: bool) -> NDArray[np.float32]:
+    """The first `dimensions` numbers of each (0: all), with length 1 if asked."""
+    if not dimensions or dimensions == vectors.shape[1]:
+        return vectors
+    short = vectors[:, :dimensions]
+    return _normalized(short) if normalize else np.ascontiguousarray(short)
+
+
+def _mean(hidden: Array, bounds: Array) -> NDArray[np.float32]:
     lengths = np.diff(bounds).astype(np.float32)
-    return _normalized(np.add.reduceat(hidden, bounds[:-1], axis=0) / lengths[:, None])
+    means: Array = np.add.reduceat(hidden, bounds[:-1], axis=0) / lengths[:, None]
+    return means
 
 
 def _normalized(vectors: Array) -> NDArray[np.float32]:
     lengths = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
-    unit: NDArray[np.float32] = vectors / np.maximum(lengths, np.float32(_SMALLEST))
+    unit: Array = vectors / np.maximum(lengths, np.float32(_SMALLEST))
     return unit

@@ -1,11 +1,13 @@
-"""`/v1/embeddings`, `/v1/score` and `/v1/rerank`, through the group's `embed` workflow.
+"""`/v1/embeddings`, `/v1/score` and `/v1/rerank`.
 
-Owns: their shapes, and likeness as the cosine of two vectors. Never does: run a cross encoder.
+Owns: their shapes. Texts are scored by the model where it is a cross encoder (the `score` workflow), else by the cosine
+of their vectors (`embed`), which is worked out here. Never does: compute anything else.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -18,10 +20,23 @@ from procengine.api.jobs import WholeJob
 from procengine.api.json_body import decode_body, json_bytes
 from procengine.api.prompts import MAX_PROMPTS, prompt_bodies
 from procengine.api.routes import Call
+from procengine.client_bodies import Body
 from procengine.errors import InvalidRequestError
 from procengine.messages import Delta, Embedding
 
-__all__ = ["embed", "rerank", "score"]
+__all__ = [
+    "EmbeddingRequest",
+    "Items",
+    "RerankRequest",
+    "ScoreRequest",
+    "add_options",
+    "embed",
+    "embeddings",
+    "rerank",
+    "score",
+    "usage",
+    "vector",
+]
 
 Items = list[list[Delta | Embedding]]
 
@@ -33,6 +48,8 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
+    prompt_name: str | None = None  # beyond OpenAI's: one of the model's own prompts
+    truncate_prompt_tokens: int | None = None  # vLLM's
     user: str | None = None
 
 
@@ -42,6 +59,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     text_1: str | list[str]
     text_2: str | list[str]
     model: str | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +70,7 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str | None = None
     top_n: int | None = None
     return_documents: bool | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 _EMBED: Final = msgspec.json.Decoder(EmbeddingRequest)
@@ -60,14 +79,16 @@ _RERANK: Final = msgspec.json.Decoder(RerankRequest)
 
 
 def embed(call: Call) -> None:
-    """`POST /v1/embeddings`."""
+    """`POST /v1/embeddings`: texts as vectors."""
     request = decode_body(_EMBED, call.request.body)
     _check(call, request.model)
-    if request.dimensions not in (None, call.service.config.model.hidden_size):
-        raise InvalidRequestError(
-            f"dimensions: must be {call.service.config.model.hidden_size}, those of the model, got {request.dimensions}"
-        )
     bodies = prompt_bodies("input", request.input)
+    add_options(
+        bodies,
+        dimensions=request.dimensions,
+        prompt_name=request.prompt_name,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+    )
     is_base64 = request.encoding_format == "base64"
 
     def render(items: Items) -> Response:
@@ -75,15 +96,15 @@ def embed(call: Call) -> None:
             {
                 "object": "embedding",
                 "index": index,
-                "embedding": base64.b64encode(one.data).decode() if is_base64 else _vector(one).tolist(),
+                "embedding": base64.b64encode(one.data).decode() if is_base64 else vector(one).tolist(),
             }
-            for index, one in enumerate(_embeddings(items))
+            for index, one in enumerate(embeddings(items))
         ]
         answer = {
             "object": "list",
             "data": vectors,
             "model": call.service.model_names[0],
-            "usage": _usage(items),
+            "usage": usage(items),
         }
         return Response(200, json_bytes(answer))
 
@@ -91,28 +112,26 @@ def embed(call: Call) -> None:
 
 
 def score(call: Call) -> None:
-    """`POST /v1/score`."""
+    """`POST /v1/score`: how alike texts are."""
     request = decode_body(_SCORE, call.request.body)
     _check(call, request.model)
     pairs = _pairs(request)
+    if _is_cross_encoder(call):
+        _start_scoring(call, request.truncate_prompt_tokens, pairs, partial(_scored_pairs, call))
+        return
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
 
     def render(items: Items) -> Response:
-        vectors = dict(zip(texts, map(_vector, _embeddings(items)), strict=True))
-        scores = [
-            {"index": index, "object": "score", "score": _cosine(vectors[one], vectors[other])}
-            for index, (one, other) in enumerate(pairs)
-        ]
-        facts = call.service.answer_facts(f"score-{call.request_id}")
-        answer = {"id": facts.answer_id, "object": "list", "created": facts.created_s, "model": facts.model}
-        return Response(200, json_bytes({**answer, "data": scores, "usage": _usage(items)}))
+        vectors = dict(zip(texts, map(vector, embeddings(items)), strict=True))
+        return _scores(call, [_cosine(vectors[one], vectors[other]) for one, other in pairs], items)
 
     bodies = [body for text in texts for body in prompt_bodies("text_1", text)]
+    add_options(bodies, truncate_prompt_tokens=request.truncate_prompt_tokens)
     WholeJob(call.service.link, call.exchange, render).start("embed", bodies, call.traceparent)
 
 
 def rerank(call: Call) -> None:
-    """`POST /v1/rerank`."""
+    """`POST /v1/rerank`: documents by their likeness to a query."""
     request = decode_body(_RERANK, call.request.body)
     _check(call, request.model)
     documents = [_document(f"documents[{index}]", one) for index, one in enumerate(request.documents)]
@@ -120,15 +139,57 @@ def rerank(call: Call) -> None:
         raise InvalidRequestError(f"documents: must be 1 to {MAX_PROMPTS - 1}, got {len(documents)}")
     if request.top_n is not None and request.top_n < 1:
         raise InvalidRequestError(f"top_n: must be at least 1, got {request.top_n}")
+    if _is_cross_encoder(call):
+        pairs = [(request.query, text) for text in documents]
+        scored = partial(_scored_documents, call, request, documents)
+        _start_scoring(call, request.truncate_prompt_tokens, pairs, scored)
+        return
     bodies = prompt_bodies("query", request.query)
     bodies += [body for index, text in enumerate(documents) for body in prompt_bodies(f"documents[{index}]", text)]
-    render = partial(_ranking, call, request, documents)
+    add_options(bodies, truncate_prompt_tokens=request.truncate_prompt_tokens)
+    render = partial(_likeness, call, request, documents)
     WholeJob(call.service.link, call.exchange, render).start("embed", bodies, call.traceparent)
 
 
-def _ranking(call: Call, request: RerankRequest, documents: list[str], items: Items) -> Response:
-    query, *vectors = map(_vector, _embeddings(items))
-    scores = [_cosine(query, vector) for vector in vectors]
+def add_options(bodies: Sequence[Body], **options: Any) -> None:
+    """Into each body, those that are not None."""
+    for body in bodies:
+        body.update((name, value) for name, value in options.items() if value is not None)
+
+
+def _is_cross_encoder(call: Call) -> bool:
+    return "score" in call.service.welcome.workflows
+
+
+def _start_scoring(
+    call: Call, truncation: int | None, pairs: list[tuple[str, str]], render: Callable[[Items], Response]
+) -> None:
+    bodies: list[Body] = [{"prompt": one, "text_pair": other} for one, other in pairs]
+    add_options(bodies, truncate_prompt_tokens=truncation)
+    WholeJob(call.service.link, call.exchange, render).start("score", bodies, call.traceparent)
+
+
+def _scored_pairs(call: Call, items: Items) -> Response:
+    return _scores(call, [float(vector(one)[0]) for one in embeddings(items)], items)
+
+
+def _scored_documents(call: Call, request: RerankRequest, documents: list[str], items: Items) -> Response:
+    return _ranking(call, request, documents, [float(vector(one)[0]) for one in embeddings(items)], items)
+
+
+def _likeness(call: Call, request: RerankRequest, documents: list[str], items: Items) -> Response:
+    query, *vectors = map(vector, embeddings(items))
+    return _ranking(call, request, documents, [_cosine(query, one) for one in vectors], items)
+
+
+def _scores(call: Call, scores: list[float], items: Items) -> Response:
+    facts = call.service.answer_facts(f"score-{call.request_id}")
+    answer = {"id": facts.answer_id, "object": "list", "created": facts.created_s, "model": facts.model}
+    data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(scores)]
+    return Response(200, json_bytes({**answer, "data": data, "usage": usage(items)}))
+
+
+def _ranking(call: Call, request: RerankRequest, documents: list[str], scores: list[float], items: Items) -> Response:
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
     results = [
         {
@@ -141,7 +202,7 @@ def _ranking(call: Call, request: RerankRequest, documents: list[str], items: It
     answer = {
         "id": f"rerank-{call.request_id}",
         "model": call.service.model_names[0],
-        "usage": _usage(items),
+        "usage": usage(items),
         "results": results,
     }
     return Response(200, json_bytes(answer))
@@ -173,11 +234,13 @@ def _document(field: str, document: str | dict[str, Any]) -> str:
     return text
 
 
-def _embeddings(items: Items) -> list[Embedding]:
+def embeddings(items: Items) -> list[Embedding]:
+    """Of all prompts, in order."""
     return [one for of_prompt in items for one in of_prompt if isinstance(one, Embedding)]
 
 
-def _vector(embedding: Embedding) -> NDArray[np.float32]:
+def vector(embedding: Embedding) -> NDArray[np.float32]:
+    """Its numbers."""
     return np.frombuffer(embedding.data, "<f4")
 
 
@@ -187,6 +250,7 @@ def _cosine(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     return float(one @ other) / length if length else 0.0
 
 
-def _usage(items: Items) -> dict[str, int]:
-    count = sum(len(one.prompt_token_ids) for one in _embeddings(items))
+def usage(items: Items) -> dict[str, int]:
+    """What they cost."""
+    count = sum(len(one.prompt_token_ids) for one in embeddings(items))
     return {"prompt_tokens": count, "total_tokens": count}

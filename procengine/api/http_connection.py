@@ -33,6 +33,7 @@ _HIGH_WATER_BYTES: Final = 256 << 10
 _NEVER: Final = float("inf")
 _REASONS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _BODILESS: Final = ("HEAD",)
+_NO_CONTENT: Final = 204
 
 
 class ConnectionOwner(Protocol):
@@ -99,8 +100,8 @@ class HttpExchange:
         """The whole answer, in one write."""
         if self.is_over:
             return
-        length = ("Content-Length", str(len(response.body)))
-        head = self._head(response.status, response.content_type, (length, *response.headers))
+        about = (("Content-Length", str(len(response.body))), ("Content-Type", response.content_type))
+        head = self._head(response.status, (*(about if response.status != _NO_CONTENT else ()), *response.headers))
         self._finish(head if self._is_head else head + response.body)
 
     def begin(self, content_type: str) -> None:
@@ -113,8 +114,8 @@ class HttpExchange:
             self._is_chunked = True
         framing = (("Transfer-Encoding", "chunked"),) if self._is_chunked else ()
         # A proxy that collects a stream before it passes it on defeats it; nginx takes this header as a wish.
-        extra = (*framing, ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
-        self._connection.write(self._head(200, content_type, extra))
+        extra = (("Content-Type", content_type), *framing, ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
+        self._connection.write(self._head(200, extra))
 
     def write(self, data: bytes) -> None:
         """A piece of a stream."""
@@ -129,6 +130,13 @@ class HttpExchange:
             data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
         self._finish(data)
 
+    def cut(self) -> None:
+        """End in the middle."""
+        if not self.is_over:
+            self.is_over = True
+            self.on_gone = self.on_room = None
+            self._connection.abort()
+
     def lose(self) -> None:
         """The peer is gone."""
         if not self.is_over:
@@ -142,7 +150,7 @@ class HttpExchange:
         self.on_gone = self.on_room = None
         self._connection.finish_exchange(data, self._keeps_alive)
 
-    def _head(self, status: int, content_type: str, extra: tuple[tuple[str, str], ...]) -> bytes:
+    def _head(self, status: int, extra: tuple[tuple[str, str], ...]) -> bytes:
         self.has_begun = True
         if self._connection.is_closing:
             self._keeps_alive = False
@@ -150,7 +158,7 @@ class HttpExchange:
             _REASONS.get(status) or f"HTTP/1.1 {status} \r\n",
             f"Date: {self._connection.date()}\r\nServer: procengine\r\n",
         ]
-        lines += [f"{name}: {value}\r\n" for name, value in (("Content-Type", content_type), *extra, *self.headers)]
+        lines += [f"{name}: {value}\r\n" for name, value in (*extra, *self.headers)]
         if not self._keeps_alive:
             lines.append("Connection: close\r\n")
         elif self._version == "1.0":

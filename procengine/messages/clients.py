@@ -81,6 +81,7 @@ class Welcome(Message, tag="welcome"):
     tool_call_parser: str = "none"  # the style in which the model writes tool calls; clients read them
     epoch: int = 0  # how many frontends this group had before; what those held is lost
     mark: int = 0  # of the Hello
+    labels: tuple[str, ...] = ()  # what the numbers of `classify` belong to, in order
 
 
 class Rejected(Message, tag="rejected"):
@@ -164,7 +165,8 @@ class Delta(Message, tag="delta"):
 
 
 class Embedding(Message, tag="embedding"):
-    """The vector of one `embed` request: little-endian float32 bytes. Terminal."""
+    """What a request that generates nothing gets: little-endian float32 bytes, a vector, scores, or several vectors one
+    behind the other. Terminal."""
 
     request_id: str
     data: bytes

@@ -57,11 +57,8 @@ class EmbedInput(Message, tag="embed"):
     num_tokens: int
     max_query_len: int
     sizes: tuple[int, ...]
-
-    @property
-    def workflow(self) -> str:
-        """Which workflow's parts understand the payload."""
-        return "embed"
+    workflow: str = "embed"  # whose parts understand the payload
+    options: tuple[int, ...] = ()  # what is made of all its sequences; the workflow knows what they mean
 
     @property
     def num_decode_rows(self) -> int:
@@ -99,7 +96,8 @@ class StepResult(Message, tag="result"):
 
 
 class EmbedResult(Message, tag="embed_result"):
-    """Header of one embed step; payload: int32 keys section, then float32 vectors [num_rows, dim]."""
+    """Header of the result of such a step; payload: int32 keys, float32 numbers of all rows, and int32 how many numbers
+    each row has, which is empty where all have as many."""
 
     rank: int
     epoch: int
@@ -107,6 +105,7 @@ class EmbedResult(Message, tag="embed_result"):
     num_rows: int
     busy_ns: int
     sizes: tuple[int, ...]
+    workflow: str = "embed"
 
     @property
     def is_last(self) -> bool:
@@ -117,8 +116,3 @@ class EmbedResult(Message, tag="embed_result"):
     def micro_step(self) -> int:
         """An embed step has one forward pass."""
         return 0
-
-    @property
-    def workflow(self) -> str:
-        """Which workflow's parts understand the payload."""
-        return "embed"

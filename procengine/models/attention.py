@@ -13,9 +13,10 @@ from torch import Tensor
 
 from procengine.config import ModelConfig
 from procengine.kernels.attention import Rotation
+from procengine.kernels.linear.quantized import WeightKind
 from procengine.kernels.operations import Operations
 from procengine.models.decoder import AttentionCallback
-from procengine.models.new_tensors import NewTensors
+from procengine.models.new_tensors import Matrix, NewTensors, as_floats, narrow, rounded
 
 __all__ = ["Attention"]
 
@@ -33,30 +34,30 @@ class Attention:
         self._eps, self._norm_offset = config.rms_norm_eps, config.decoder.norm_offset
         sizes = [heads * config.head_dim for heads in self._heads]
         q_norm, k_norm = sizes[:2] if self._norm_is_whole else (config.head_dim, config.head_dim)
-        self.qkv = new(sum(sizes), config.hidden_size)
+        self.qkv: Matrix = new(sum(sizes), config.hidden_size)
         self.qkv_bias = new.if_(config.qkv_bias, sum(sizes))
         self.q_norm = new.if_(config.qk_norm, q_norm)
         self.k_norm = new.if_(config.qk_norm, k_norm)
-        self.output = new(config.hidden_size, sizes[0])
+        self.output: Matrix = new(config.hidden_size, sizes[0])
         self.output_bias = new.if_(config.attention_output_bias, config.hidden_size)
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
         """As `Decoder.destinations`, with names inside the layer."""
         if self._is_fused:
-            yield "self_attn.qkv_proj.weight", self.qkv
+            yield "self_attn.qkv_proj.weight", as_floats(self.qkv)
         else:
             yield from self._parts()
         for name, tensor in (
             ("q_norm.weight", self.q_norm),
             ("k_norm.weight", self.k_norm),
-            ("o_proj.weight", self.output),
+            ("o_proj.weight", as_floats(self.output)),
             ("o_proj.bias", self.output_bias),
         ):
             if tensor is not None:
                 yield f"self_attn.{name}", tensor
 
     def _parts(self) -> Iterator[tuple[str, Tensor]]:
-        for kind, fused in (("weight", self.qkv), ("bias", self.qkv_bias)):
+        for kind, fused in (("weight", as_floats(self.qkv)), ("bias", self.qkv_bias)):
             if fused is not None:
                 sizes = [heads * self._head_dim for heads in self._heads]
                 for part, rows in zip("qkv", fused.split(sizes), strict=True):
@@ -70,10 +71,16 @@ class Attention:
         if self._rotary_dim is not None and self._rotary_dim < self._head_dim:
             order = _pairing_order(self._head_dim, self._rotary_dim).to(self.qkv.device)
             num_turned = self._heads[0] + self._heads[1]
-            for fused in (self.qkv, self.qkv_bias):
+            for fused in (as_floats(self.qkv), self.qkv_bias):
                 if fused is not None:
                     heads = fused.view(-1, self._head_dim, *fused.shape[1:])[:num_turned]
                     heads.copy_(heads[:, order])
+
+    def quantize(self, kind: WeightKind, dtype: torch.dtype) -> None:
+        """As `DecoderLayer.quantize`."""
+        self.qkv, self.output = rounded(self.qkv, kind), rounded(self.output, kind)
+        self.qkv_bias, self.output_bias = narrow(self.qkv_bias, dtype), narrow(self.output_bias, dtype)
+        self.q_norm, self.k_norm = narrow(self.q_norm, dtype), narrow(self.k_norm, dtype)
 
     def __call__(self, x: Tensor, rotation: Rotation | None, attention: AttentionCallback) -> Tensor:
         linear = self._operations.linear

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from procengine.config import ExpertsConfig, ModelConfig
+from procengine.kernels.linear.quantized import WeightKind
 from procengine.kernels.operations import Operations
 from procengine.models.mlp import Mlp, gated_activation
-from procengine.models.new_tensors import NewTensors
+from procengine.models.new_tensors import Matrix, NewTensors, as_floats, narrow, rounded
 
 __all__ = ["Experts"]
 
@@ -29,8 +30,8 @@ class Experts:
         self._names = _MIXTRAL if config.architecture == "mixtral" else _QWEN
         num, size, hidden = facts.num_experts, facts.intermediate_size, config.hidden_size
         self.router = new(num, hidden)
-        self.gate_up = new(num, 2 * size, hidden)
-        self.down = new(num, hidden, size)
+        self.gate_up: list[Matrix] = [new(2 * size, hidden) for _ in range(num)]
+        self.down: list[Matrix] = [new(hidden, size) for _ in range(num)]
         shared_size = facts.shared_intermediate_size
         self.shared = Mlp(config, new, operations, shared_size) if shared_size else None
         self.shared_gate = new.if_(bool(shared_size), 1, hidden)
@@ -40,14 +41,22 @@ class Experts:
         gate, up, down = self._names
         yield "gate.weight", self.router
         for expert, (gate_up, own_down) in enumerate(zip(self.gate_up, self.down, strict=True)):
-            own_gate, own_up = gate_up.chunk(2)
+            own_gate, own_up = as_floats(gate_up).chunk(2)
             yield f"experts.{expert}.{gate}.weight", own_gate
             yield f"experts.{expert}.{up}.weight", own_up
-            yield f"experts.{expert}.{down}.weight", own_down
+            yield f"experts.{expert}.{down}.weight", as_floats(own_down)
         if self.shared is not None and self.shared_gate is not None:
             yield "shared_expert_gate.weight", self.shared_gate
             for name, tensor in self.shared.destinations():
                 yield f"shared_expert.{name}", tensor
+
+    def quantize(self, kind: WeightKind, dtype: torch.dtype) -> None:
+        """As `DecoderLayer.quantize`; the router and the shared expert's gate stay floats."""
+        self.gate_up = [rounded(matrix, kind) for matrix in self.gate_up]
+        self.down = [rounded(matrix, kind) for matrix in self.down]
+        self.router, self.shared_gate = self.router.to(dtype), narrow(self.shared_gate, dtype)
+        if self.shared is not None:
+            self.shared.quantize(kind, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, chosen = self._route(x)

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from procengine.config import ModelConfig
 from procengine.kernels.attention import AttentionSpec, Rotation
+from procengine.kernels.linear.quantized import WeightKind
 from procengine.kernels.operations import Operations
 from procengine.kernels.rope import RotaryTable
 from procengine.models.decoder import AttentionCallback
 from procengine.models.llama_layer import Layer
-from procengine.models.new_tensors import NewTensors
+from procengine.models.new_tensors import Matrix, NewTensors, as_floats, rounded
 from procengine.models.rotary import rotary_tables
 from procengine.models.tensor_names import EMBEDDING, LM_HEAD
 
@@ -29,17 +30,22 @@ Rotary = tuple[Tensor, Tensor]  # cos and sin
 class LlamaModel:
     """A decoder of blocks of attention with rotary positions and a gated MLP, as `Decoder` says."""
 
-    def __init__(self, config: ModelConfig, new: NewTensors, operations: Operations) -> None:
+    def __init__(
+        self, config: ModelConfig, new: NewTensors, operations: Operations, in_layers: NewTensors | None = None
+    ) -> None:
+        self._config = config
         self.num_layers = config.num_layers
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         self.attention = tuple(_attention_spec(config, layer) for layer in range(config.num_layers))
         self.operations = operations
         self.embedding = new(config.vocab_size, config.hidden_size)
-        self.layers = tuple(Layer(config, index, new, operations) for index in range(config.num_layers))
+        self.layers = [Layer(config, index, in_layers or new, operations) for index in range(config.num_layers)]
         self.final_norm = new(config.hidden_size)
-        # With tied embeddings the same tensor.
-        self.lm_head = self.embedding if config.tie_word_embeddings else new(config.vocab_size, config.hidden_size)
+        # With tied embeddings the same tensor, or what that was rounded to.
+        self.lm_head: Matrix = self.embedding
+        if not config.tie_word_embeddings:
+            self.lm_head = new(config.vocab_size, config.hidden_size)
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self._eps = config.rms_norm_eps
         self._facts = config.decoder
@@ -47,20 +53,30 @@ class LlamaModel:
         self._embedding_scale = float(torch.tensor(config.decoder.embedding_scale, dtype=self.dtype))
         self._rotary = _on_device(rotary_tables(config), self.device)
 
-    def destinations(self) -> Iterator[tuple[str, Tensor]]:
+    @property
+    def quantization(self) -> str:
+        first = self.layers[0].attention.qkv
+        return "none" if isinstance(first, Tensor) else first.kind
+
+    def replace_layer(self, index: int, new: NewTensors) -> Layer:
+        self.layers[index] = Layer(self._config, index, new, self.operations)
+        return self.layers[index]
+
+    def layer_prefix(self, index: int) -> str:
+        return f"model.layers.{index}."
+
+    def outer_destinations(self) -> Iterator[tuple[str, Tensor]]:
         yield EMBEDDING, self.embedding
-        for index, layer in enumerate(self.layers):
-            for name, tensor in layer.destinations():
-                yield f"model.layers.{index}.{name}", tensor
         yield "model.norm.weight", self.final_norm
         if self.lm_head is not self.embedding:  # when tied, a checkpoint's own lm_head is ignored, as in Hugging Face
-            yield LM_HEAD, self.lm_head
+            yield LM_HEAD, as_floats(self.lm_head)
 
-    def settle(self) -> None:
-        for layer in self.layers:
-            layer.settle()
+    def settle_outer(self) -> None:
         if self._facts.norm_offset:
             self.final_norm.add_(self._facts.norm_offset)
+
+    def quantize_head(self, kind: WeightKind) -> None:
+        self.lm_head = rounded(self.lm_head, kind)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback) -> Tensor:
         residual = functional.embedding(input_ids, self.embedding)

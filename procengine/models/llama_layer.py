@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from procengine.config import ModelConfig
+from procengine.kernels.linear.quantized import WeightKind
 from procengine.kernels.operations import Operations
 from procengine.models.attention import Attention
 from procengine.models.experts import Experts
 from procengine.models.mlp import Mlp
-from procengine.models.new_tensors import NewTensors
+from procengine.models.new_tensors import NewTensors, narrow
 
 __all__ = ["Layer"]
 
@@ -39,8 +41,8 @@ class Layer:
         facts = config.decoder
         self._norm_names = _NORM_NAMES[facts.norms]
         self._norm_offset = facts.norm_offset
-        self.norms = tuple(new.if_(name is not None, config.hidden_size) for name in self._norm_names)
-        self.input_norm, self.attention_output_norm, self.mlp_norm, self.mlp_output_norm = self.norms
+        norms = [new.if_(name is not None, config.hidden_size) for name in self._norm_names]
+        self.input_norm, self.attention_output_norm, self.mlp_norm, self.mlp_output_norm = norms
         self.attention = Attention(config, index, new, operations)
         self._mlp_name = "block_sparse_moe" if config.architecture == "mixtral" else "mlp"
         self.mlp: Mlp | Experts
@@ -51,7 +53,7 @@ class Layer:
 
     def destinations(self) -> Iterator[tuple[str, Tensor]]:
         """As `Decoder.destinations`, with names inside the layer."""
-        for name, tensor in zip(self._norm_names, self.norms, strict=True):
+        for name, tensor in zip(self._norm_names, self._norms(), strict=True):
             if tensor is not None:
                 yield f"{name}.weight", tensor
         yield from self.attention.destinations()
@@ -60,7 +62,17 @@ class Layer:
 
     def settle(self) -> None:
         """As `Decoder.settle`."""
-        for norm in self.norms:
+        for norm in self._norms():
             if norm is not None and self._norm_offset:
                 norm.add_(self._norm_offset)
         self.attention.settle()
+
+    def quantize(self, kind: WeightKind, dtype: torch.dtype) -> None:
+        """As `DecoderLayer.quantize`."""
+        norms = [narrow(norm, dtype) for norm in self._norms()]
+        self.input_norm, self.attention_output_norm, self.mlp_norm, self.mlp_output_norm = norms
+        self.attention.quantize(kind, dtype)
+        self.mlp.quantize(kind, dtype)
+
+    def _norms(self) -> tuple[Tensor | None, ...]:
+        return self.input_norm, self.attention_output_norm, self.mlp_norm, self.mlp_output_norm

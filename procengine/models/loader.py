@@ -5,18 +5,20 @@ Owns: checking a checkpoint against the model and filling the weights. Never doe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from procengine.config import ModelConfig
+from procengine.config import ModelConfig, Quantization
 from procengine.errors import ModelError
+from procengine.kernels.linear.quantized import WeightKind
 from procengine.kernels.operations import TORCH_OPERATIONS, Operations
-from procengine.models.decoder import Decoder
+from procengine.models.decoder import Decoder, DecoderLayer
 from procengine.models.new_tensors import NewTensors
 from procengine.models.registry import find_implementation
 from procengine.models.weights import WeightSource, open_weights
@@ -30,21 +32,68 @@ def load_model(
     device: str | torch.device,
     progress: bool,
     operations: Operations = TORCH_OPERATIONS,
+    quantization: Quantization = "none",
 ) -> Decoder:
     """Read `config.path` and build the model, which computes with `operations`.
 
-    Each tensor is decoded straight into its place, so memory peaks at the model plus a few tensors. Raises ModelError
-    naming the tensor that is missing, of the wrong shape or of an unreadable type. `progress` draws a bar on stderr.
+    Each tensor is decoded straight into its place, so memory peaks at the model plus a few tensors; with
+    `quantization`, at the rounded model plus a block in float32. Raises ModelError naming the tensor that is missing,
+    of the wrong shape or of an unreadable type. `progress` draws a bar on stderr.
     """
     implementation = find_implementation(config.architecture)
     with torch.inference_mode():
         source = open_weights(config)
         # Before anything is allocated: sizes that the configuration claims and the file does not have cost nothing.
-        _check(source, implementation(config, NewTensors(dtype, "meta"), operations).destinations(), config)
-        model = implementation(config, NewTensors(dtype, device), operations)
-        _read_all(source, list(model.destinations()), progress)
-        model.settle()
+        meta = NewTensors(dtype, "meta")
+        needed = list(_destinations(implementation(config, meta, operations)))
+        _check(source, needed, config)
+        new = NewTensors(dtype, device)
+        with _progress_bar(sum(tensor.numel() for _, tensor in needed), progress) as bar:
+            if quantization == "none" or quantization == "stored":  # as a GGUF file's blocks, which are floats in torch
+                model = implementation(config, new, operations)
+                _fill(model, source, bar)
+            else:
+                assert quantization != "int14", "of encoders alone"
+                model = implementation(config, new, operations, in_layers=meta)
+                _fill_rounded(model, source, quantization, new, bar)
     return model
+
+
+def _fill(model: Decoder, source: WeightSource, bar: tqdm) -> None:
+    _read_all(source, list(_destinations(model)), bar)
+    model.settle_outer()
+    for layer in model.layers:
+        layer.settle()
+
+
+def _fill_rounded(model: Decoder, source: WeightSource, kind: WeightKind, new: NewTensors, bar: tqdm) -> None:
+    """Layer by layer, each in float32 first."""
+    _read_all(source, list(model.outer_destinations()), bar)
+    model.settle_outer()
+    for index in range(model.num_layers):
+        layer = model.replace_layer(index, NewTensors(torch.float32, new.device))
+        _read_all(source, list(_in_layer(model, index, layer)), bar)
+        layer.settle()
+        layer.quantize(kind, new.dtype)
+    # Four bits would harm the head most.
+    model.quantize_head("int8" if kind == "int4" else kind)
+
+
+def _destinations(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    yield from model.outer_destinations()
+    for index, layer in enumerate(model.layers):
+        yield from _in_layer(model, index, layer)
+
+
+def _in_layer(model: Decoder, index: int, layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in layer.destinations():
+        yield model.layer_prefix(index) + name, tensor
+
+
+@contextmanager
+def _progress_bar(total: int, progress: bool) -> Iterator[tqdm]:
+    with tqdm(total=total, desc="Loading weights", unit="", unit_scale=True, disable=not progress) as bar:
+        yield bar
 
 
 def read_into(source: WeightSource, name: str, destination: Tensor) -> None:
@@ -72,14 +121,10 @@ def _check(source: WeightSource, destinations: Iterable[tuple[str, Tensor]], con
             raise ModelError(f"{config.path}: tensor {name} has shape {list(found)}, expected {list(expected)}")
 
 
-def _read_all(source: WeightSource, destinations: list[tuple[str, Tensor]], progress: bool) -> None:
+def _read_all(source: WeightSource, destinations: list[tuple[str, Tensor]], bar: tqdm) -> None:
     """Decode in threads (numpy and torch release the GIL), the largest tensors first so that none is left over."""
-    total = sum(destination.numel() for _, destination in destinations)
     largest_first = sorted(destinations, key=lambda item: -item[1].numel())
-    with (
-        ThreadPoolExecutor(max_workers=torch.get_num_threads(), thread_name_prefix="load") as pool,
-        tqdm(total=total, desc="Loading weights", unit="", unit_scale=True, disable=not progress) as bar,
-    ):
+    with ThreadPoolExecutor(max_workers=torch.get_num_threads(), thread_name_prefix="load") as pool:
         pending = {pool.submit(_read, source, name, destination): destination for name, destination in largest_first}
         try:
             for done in as_completed(pending):

@@ -22,7 +22,8 @@ class Workflow:
         accept: `(body, prompt_token_ids, facts, identity) -> request`, validation against the model and the limits.
         register: `(request, body) -> Register`, what the output process must know of it.
         planner: plans steps and takes in results (frontend), see `procengine.pipeline.Planner`.
-        forward: `(device) -> runner`, runs steps (worker), see `procengine.device`.
+        forward: `(device) -> runner`, runs steps of a decoder (worker), see `procengine.device`; "": there is none.
+        encode: the same of a bidirectional encoder, see `procengine.encoder_device`.
         postprocess: `(tokenizer) -> Postprocessor`, turns results into client messages (output).
     """
 
@@ -33,6 +34,7 @@ class Workflow:
     planner: str
     forward: str
     postprocess: str
+    encode: str = ""
 
 
 WORKFLOWS: Final = {
@@ -53,6 +55,47 @@ WORKFLOWS: Final = {
         planner="procengine.workflows.embed:EmbedPlanner",
         forward="procengine.embed_runner:open_runner",
         postprocess="procengine.embed_outputs:EmbedOutputs",
+        encode="procengine.encoder_runner:open_embed",
+    ),
+    "hidden_states": Workflow(
+        name="hidden_states",
+        body="procengine.workflows.hidden_states:HiddenStatesBody",
+        accept="procengine.workflows.hidden_states:accept",
+        register="procengine.workflows.hidden_states:register",
+        planner="procengine.workflows.hidden_states:HiddenStatesPlanner",
+        forward="",
+        postprocess="procengine.embed_outputs:EmbedOutputs",
+        encode="procengine.encoder_runner:open_hidden_states",
+    ),
+    "classify": Workflow(
+        name="classify",
+        body="procengine.workflows.classify:ClassifyBody",
+        accept="procengine.workflows.classify:accept",
+        register="procengine.workflows.classify:register",
+        planner="procengine.workflows.classify:ClassifyPlanner",
+        forward="",
+        postprocess="procengine.embed_outputs:EmbedOutputs",
+        encode="procengine.label_scores:open_classify",
+    ),
+    "score": Workflow(
+        name="score",
+        body="procengine.workflows.score:ScoreBody",
+        accept="procengine.workflows.score:accept",
+        register="procengine.workflows.score:register",
+        planner="procengine.workflows.score:ScorePlanner",
+        forward="",
+        postprocess="procengine.embed_outputs:EmbedOutputs",
+        encode="procengine.label_scores:open_score",
+    ),
+    "reward": Workflow(
+        name="reward",
+        body="procengine.workflows.reward:RewardBody",
+        accept="procengine.workflows.reward:accept",
+        register="procengine.workflows.reward:register",
+        planner="procengine.workflows.reward:RewardPlanner",
+        forward="",
+        postprocess="procengine.embed_outputs:EmbedOutputs",
+        encode="procengine.label_scores:open_reward",
     ),
 }
 

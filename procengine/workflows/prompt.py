@@ -68,6 +68,26 @@ class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Whether a prompt longer than the context is fine, because only its end counts."""
         return False
 
+    @property
+    def second_text(self) -> str | None:
+        """What the model reads behind the prompt, and apart from it."""
+        return None
+
+    @property
+    def named_prompt(self) -> str | None:
+        """Which of the model's prompts goes before the text."""
+        return None
+
+    @property
+    def takes_named_prompt(self) -> bool:
+        """Whether the model's prompts, by name or by default, are for this task."""
+        return False
+
+    @property
+    def max_tokens_kept(self) -> int | None:
+        """How many tokens of a text are kept, special ones included; -1: those of the context. None: all."""
+        return None
+
     def check_sizes(self, limits: LimitsConfig) -> None:
         """Refuse what would cost too much to prepare, before that is tried. Raises InvalidRequestError."""
 
@@ -85,11 +105,13 @@ class Prepared:
         token_ids: of the prompt.
         word_ids: for each of `PromptBody.words`, its tokens with and without a space before it.
         make_grammar: a fresh grammar for each choice, if one was asked for.
+        token_types: which of two texts each token belongs to, for models that are told.
     """
 
     token_ids: list[int]
     word_ids: tuple[tuple[int, ...], ...] = ()
     make_grammar: Callable[[], TokenMasks] | None = None
+    token_types: list[int] | None = None  # of each token; None: all 0
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -101,6 +123,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     max_embed_tokens: int  # of one sequence that is not cut
     eos_token_ids: tuple[int, ...]
     limits: LimitsConfig
+    hidden_size: int = 0
+    num_layers: int = 0
+    num_token_types: int = 0  # that the model tells apart
 
 
 class Identity(Protocol):

@@ -60,7 +60,7 @@ WHOLE: Final[list[list[bytes]]] = [
     [encode(m.Resume(77))],
     [encode(m.Register(_FAR, b"nobody", "r", 0, "no such workflow", [1, 2], 9))],
     [encode(_RESULT), words(8)],
-    [encode(m.EmbedResult(0, 77, _FAR, 1, 5, (2, 4))), words(6)],
+    [encode(m.EmbedResult(0, 77, _FAR, 1, 5, (2, 4, 0))), words(6)],
     [encode(_STEP), words(13)],
     [encode(m.EmbedInput(_FAR, 77, 1, 2, 2, _sizes(len(EMBED_SECTIONS), _0=2, _1=2, _2=2, _3=2))), words(8)],
     [encode(m.Ready("worker", 0, 1, {}))],

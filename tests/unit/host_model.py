@@ -53,6 +53,9 @@ class HostExecutor:
     def __init__(self, executor: TorchExecutor) -> None:
         self._executor = executor
 
+    def prepare(self, block_tables: HostArray) -> None:
+        return
+
     def forward(self, batch: ForwardBatch[HostArray]) -> HostArray:
         own: dict[str, Any] = {name: torch.from_numpy(getattr(batch, name)) for name in _ON_DEVICE}
         own |= {name: getattr(batch, name) for name in ("num_decode_rows", "max_query_len", "max_seq_len")}

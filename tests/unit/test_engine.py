@@ -685,7 +685,7 @@ def test_embed_requests_are_batched_by_tokens_and_rows_and_keep_their_order() ->
 def test_embed_prompt_that_fits_no_step_is_refused_with_both_numbers() -> None:
     group = Group(max_num_batched_tokens=64)
     body = EmbedBody(prompt_token_ids=[1] * 65)
-    with pytest.raises(InvalidRequestError, match="has 65 tokens, one step embeds at most 64"):
+    with pytest.raises(InvalidRequestError, match="has 65 tokens, one step takes at most 64"):
         group.engine.accept("embed", body, Prepared([1] * 65), b"c", "a", 0)
     (register,) = group.engine.accept("embed", body, Prepared([1] * 64), b"c", "a", 0)
     assert register.workflow == "embed"

@@ -29,8 +29,16 @@ RUNNERS = (
     "procengine.arrays",
     "procengine.host_arrays",
     "procengine.torch_arrays",
+    "procengine.decode_graphs",
+    "procengine.device_streams",
+    "procengine.fetch_pool",
+    "procengine.send_arena",
     "procengine.runner",
     "procengine.embed_runner",
+    "procengine.encoder_device",
+    "procengine.encoder_model",
+    "procengine.encoder_runner",
+    "procengine.label_scores",
     "procengine.executor",
     "procengine.torch_executor",
     "procengine.native_executor",
@@ -53,11 +61,13 @@ IMPORTED_BY: dict[str, tuple[str, ...]] = {
     "procengine.models": ("procengine.models", *RUNNERS),
     **dict.fromkeys(RUNNERS, RUNNERS),
     "procengine.device": (*RUNNERS, "procengine.procs.worker"),
+    "procengine.encoder_device": (*RUNNERS, "procengine.procs.worker"),
 }
 
 # Values in, values out: no clock, no input or output, no device, no process, no configuration object.
 PURE = (
     "procengine.api.answer",
+    "procengine.api.api_key",
     "procengine.api.anthropic_answer",
     "procengine.api.anthropic_request",
     "procengine.api.chat_answer",
@@ -69,6 +79,7 @@ PURE = (
     "procengine.api.completion_request",
     "procengine.api.conversation",
     "procengine.api.errors",
+    "procengine.api.event_log",
     "procengine.api.exchange",
     "procengine.api.generation_fields",
     "procengine.api.json_body",
@@ -137,6 +148,7 @@ PURE = (
     "procengine.trace_context",
     "procengine.profiling.bubbles",
     "procengine.profiling.exposition",
+    "procengine.profiling.group_frame",
     "procengine.profiling.group_totals",
     "procengine.profiling.histogram",
     "procengine.profiling.metric_families",
@@ -288,11 +300,12 @@ def test_workflows_run_torch_in_their_forward_part_only() -> None:
         (workflow.name, part): path.partition(":")[0]
         for workflow in WORKFLOWS.values()
         for part, path in dataclasses.asdict(workflow).items()
-        if part != "name"
+        if part != "name" and path
     }
     assert set(modules_by_part.values()) <= set(product_modules())
     found = {key for key, module in modules_by_part.items() if is_below(module, TORCH_IN)}
-    assert found == {(name, "forward") for name in WORKFLOWS}
+    device_parts = {(w.name, part) for w in WORKFLOWS.values() for part in ("forward", "encode") if getattr(w, part)}
+    assert found == device_parts
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)

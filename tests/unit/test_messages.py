@@ -106,13 +106,19 @@ GOLDEN: list[tuple[Message, bytes]] = [
         b"\x9d\xa4step\x01\x00\x02\x01\x05\x02\x01\x04\x14\x03\xff\x92\x02\x03",
     ),
     (m.Begin(2), b"\x92\xa5begin\x02"),
-    (m.EmbedInput(1, 0, 2, 5, 4, (4, 3)), b"\x97\xa5embed\x01\x00\x02\x05\x04\x92\x04\x03"),
+    (
+        m.EmbedInput(1, 0, 2, 5, 4, (4, 3), "score", (1,)),
+        b"\x99\xa5embed\x01\x00\x02\x05\x04\x92\x04\x03\xa5score\x91\x01",
+    ),
     (m.WorkerReady(1, 0, 64), b"\x94\xacworker_ready\x01\x00\x40"),
     (
         m.StepResult(1, 0, 5, 2, True, 3, 1000, (6, 3)),
         b"\x99\xa6result\x01\x00\x05\x02\xc3\x03\xcd\x03\xe8\x92\x06\x03",
     ),
-    (m.EmbedResult(1, 0, 5, 2, 1000, (4, 16)), b"\x97\xacembed_result\x01\x00\x05\x02\xcd\x03\xe8\x92\x04\x10"),
+    (
+        m.EmbedResult(1, 0, 5, 2, 1000, (4, 16)),
+        b"\x98\xacembed_result\x01\x00\x05\x02\xcd\x03\xe8\x92\x04\x10\xa5embed",
+    ),
     (
         m.Ready("worker", 1, 42, {"num_blocks": 64, "device": "cpu"}),
         b"\x95\xa5ready\xa6worker\x01\x2a\x82\xaanum_blocks\x40\xa6device\xa3cpu",

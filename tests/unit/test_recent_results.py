@@ -35,7 +35,7 @@ def test_no_more_than_so_many_bytes() -> None:
 def test_first_positions_with_logprobs_are_found_by_key() -> None:
     results = [
         result([5, 7, 8], [3, 9, 2], logprob_rows=[0, 2]),
-        (encode(EmbedResult(0, 0, 1, 1, 0, (2, 1))), bytes(12)),
+        (encode(EmbedResult(0, 0, 1, 1, 0, (2, 1, 0))), bytes(12)),
         (encode(WorkerReady(0, 0, 5)), b""),
         result([5, 7], [4, 10], logprob_rows=[0]),
         result([2**40, 7], [1, 11], logprob_rows=[0]),

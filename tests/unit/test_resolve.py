@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 from procengine.config import EngineConfig, LimitsConfig, MetricsConfig
+from procengine.engine_args import OPTIONS, EngineArgs
 from procengine.errors import ConfigError, ModelError
 from procengine.kernels.native import library
-from procengine.resolve import EngineArgs, resolve
+from procengine.resolve import resolve
 from tests.model_files import LLAMA, SIZES, write_folder, write_gguf
 
 POSITIONS = SIZES["max_position_embeddings"]
@@ -101,11 +102,7 @@ def test_value_out_of_range_is_refused_by_name_and_value_before_the_model_is_loo
 
 
 def test_every_numeric_option_has_its_ranges_tested() -> None:
-    numeric = {
-        field.name
-        for field in msgspec.structs.fields(EngineArgs)
-        if field.type in (int, float, int | None, float | None)
-    }
+    numeric = {name for name, option in OPTIONS.items() if option.kind in (int, float)}
     assert numeric == {option for option, _, _ in RANGES}
 
 
@@ -314,7 +311,7 @@ def test_without_the_library_torch_computes(model: str) -> None:
     assert kernel_facts(config) == ("torch", "bfloat16", "bfloat16", "none")
     with pytest.raises(ConfigError, match="kernels: native was asked for, but not built"):
         resolved(model, device="cpu", kernels="native")
-    with pytest.raises(ConfigError, match="quantization: int8 takes the native kernels, but not built"):
+    with pytest.raises(ConfigError, match=r"quantization: int8 takes the native kernels .* but not built"):
         resolved(model, device="cpu", quantization="int8")
 
 
@@ -323,8 +320,8 @@ def test_without_the_library_torch_computes(model: str) -> None:
     ("options", "text"),
     [
         ({"dtype": "float32", "quantization": "int8"}, "quantization: int8 .* they compute in bfloat16.* is float32"),
-        ({"device": "cuda", "quantization": "int4"}, "quantization: int4 .* they are for the cpu, and device is cuda"),
-        ({"kernels": "torch", "quantization": "int4"}, "quantization: int4 .* kernels is torch"),
+        ({"device": "mock", "quantization": "int4"}, "quantization: int4 .* they are for the cpu, and device is mock"),
+        ({"quantization": "fp8"}, "quantization: fp8 is for GPUs, and for --kernels torch"),
         ({"kernels": "native", "dtype": "float16"}, "kernels: native .* dtype is float16"),
         ({"kernels": "native", "block_size": 7}, "kernels: native .* block_size must be even, not 7"),
         ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, r"kv_cache_dtype: .* dtype \(float32\), not bfloat16"),
@@ -422,3 +419,9 @@ def test_unknown_option_is_an_error() -> None:
         EngineArgs(model="m", max_num_seq=5)  # type: ignore[call-arg]
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.convert({"model": "m", "max_num_seq": 5}, EngineArgs)
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"device": "cpu", "kernels": "torch"}], ids=str)
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_torch_takes_weights_of_few_bits(model: str, options: dict[str, Any], quantization: str) -> None:
+    assert resolved(model, quantization=quantization, **options).worker.quantization == quantization

@@ -23,7 +23,7 @@ from procengine.kernels.operations import TORCH_OPERATIONS
 from procengine.models.llama import LlamaModel
 from procengine.models.loader import load_model
 from procengine.models.mlp import Mlp
-from procengine.models.new_tensors import NewTensors
+from procengine.models.new_tensors import Matrix, NewTensors, as_floats
 from procengine.models.packed_llama import load_packed
 from procengine.models.weights import open_weights
 from procengine.native_executor import NativeModel
@@ -69,10 +69,10 @@ def unpacked(config: ModelConfig, decoder: Decoder) -> LlamaModel:
     order = torch.from_numpy(gate_up_order(config.intermediate_size))
     model = LlamaModel(config, NewTensors(torch.float32, "cpu"), TORCH_OPERATIONS)
 
-    def fill(tensor: Tensor | None, values: NDArray[np.float32] | None, order: Any = slice(None)) -> None:
+    def fill(tensor: Matrix | None, values: NDArray[np.float32] | None, order: Any = slice(None)) -> None:
         assert (tensor is None) == (values is None)
         if tensor is not None:
-            tensor.copy_(torch.from_numpy(values)[order])
+            as_floats(tensor).copy_(torch.from_numpy(values)[order])
 
     def whole(*parts: PackedMatrix) -> NDArray[np.float32]:
         return np.concatenate([part.unpack() for part in parts])

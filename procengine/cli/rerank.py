@@ -1,0 +1,34 @@
+"""`procengine rerank MODEL QUERY DOCUMENT...`: documents, the best first, one JSON object a line.
+
+Owns: the command's arguments and what it prints. Never does: launch a group (`texts`).
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from procengine.cli.texts import add_text_arguments, print_json, private_group, text_of, texts_of
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.description = (
+        "Launch a group, print documents by how well they go with a query, tear it down. A cross encoder reads both "
+        "together; of any other model the vectors are compared."
+    )
+    add_text_arguments(parser)
+    parser.add_argument("query", metavar="QUERY", help="what is looked for; - is all of stdin")
+    parser.add_argument("documents", metavar="DOCUMENT", nargs="+", help="a text; - reads one from each line of stdin")
+    parser.add_argument("--top-n", type=int, help="print the best so many only")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask and print."""
+    query, documents = text_of(args.query), texts_of(args.documents)
+    with private_group(args, "rerank") as (client, options):
+        results = client.rerank(query, documents, top_n=args.top_n, **options)
+    for result in results:
+        print_json(result)
+    return 0

@@ -1,0 +1,32 @@
+"""`procengine score MODEL TEXT TEXT...`: how well the first text goes with each other, one JSON object a line.
+
+Owns: the command's arguments and what it prints. Never does: launch a group (`texts`).
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from procengine.cli.texts import add_text_arguments, print_json, private_group, text_of, texts_of
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.description = (
+        "Launch a group with a cross encoder, print how well the first text goes with each of the others, tear it down."
+    )
+    add_text_arguments(parser)
+    parser.add_argument("text", metavar="TEXT", help="the first text; - is all of stdin")
+    parser.add_argument("others", metavar="OTHER", nargs="+", help="a text; - reads one from each line of stdin")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask and print."""
+    text, others = text_of(args.text), texts_of(args.others)
+    with private_group(args, "score") as (client, options):
+        outputs = client.score(text, others, **options)
+    for other, output in zip(others, outputs, strict=True):
+        print_json({"text": other, "score": output.score})
+    return 0

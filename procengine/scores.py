@@ -1,0 +1,128 @@
+"""What the verbs without generation return, and how it is read from a message: scores, labels, rankings.
+
+Owns: these values. Never does: know a socket.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from procengine.errors import InvalidRequestError
+from procengine.messages import Embedding
+from procengine.outputs import RequestMetrics, request_metrics
+
+__all__ = [
+    "ClassificationOutput",
+    "HiddenStatesOutput",
+    "RerankResult",
+    "ScoreOutput",
+    "collect_classification",
+    "collect_hidden_states",
+    "collect_score",
+    "numbers_of",
+    "rank",
+    "text_pairs",
+]
+
+
+class ClassificationOutput(msgspec.Struct, frozen=True):
+    """The result of one `classify` request: a score for each label of the model, and the label of the best one."""
+
+    request_id: str
+    scores: list[float]
+    labels: tuple[str, ...]
+    label: str
+    prompt_token_ids: list[int]
+    metrics: RequestMetrics | None = None
+
+
+class ScoreOutput(msgspec.Struct, frozen=True):
+    """The result of one `score` or `reward` request."""
+
+    request_id: str
+    score: float
+    prompt_token_ids: list[int]
+    metrics: RequestMetrics | None = None
+
+
+class HiddenStatesOutput(msgspec.Struct, frozen=True):
+    """The result of one `hidden_states` request: float32 numbers as bytes, `hidden_size` of them for each token that
+    was asked for; `numpy.frombuffer(data, "<f4").reshape(-1, hidden_size)` is the array."""
+
+    request_id: str
+    data: bytes
+    prompt_token_ids: list[int]
+    metrics: RequestMetrics | None = None
+
+
+class RerankResult(msgspec.Struct, frozen=True):
+    """One document of a ranking."""
+
+    index: int  # among the documents that were given
+    score: float
+    document: str
+
+
+def numbers_of(message: Embedding) -> list[float]:
+    """Its little-endian float32 numbers."""
+    values = array("f")
+    values.frombytes(message.data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
+
+
+def collect_classification(
+    message: Embedding, labels: tuple[str, ...], delivered_ns: int = 0, arrived_ns: int = 0
+) -> ClassificationOutput:
+    """What a finished `classify` request brought."""
+    scores = numbers_of(message)
+    best = max(range(len(scores)), key=scores.__getitem__)
+    name = labels[best] if best < len(labels) else f"LABEL_{best}"
+    metrics = _metrics(message, delivered_ns, arrived_ns)
+    return ClassificationOutput(message.request_id, scores, labels, name, message.prompt_token_ids, metrics)
+
+
+def collect_score(message: Embedding, delivered_ns: int = 0, arrived_ns: int = 0) -> ScoreOutput:
+    """What a finished `score` or `reward` request brought."""
+    metrics = _metrics(message, delivered_ns, arrived_ns)
+    return ScoreOutput(message.request_id, numbers_of(message)[0], message.prompt_token_ids, metrics)
+
+
+def collect_hidden_states(message: Embedding, delivered_ns: int = 0, arrived_ns: int = 0) -> HiddenStatesOutput:
+    """What a finished `hidden_states` request brought."""
+    metrics = _metrics(message, delivered_ns, arrived_ns)
+    return HiddenStatesOutput(message.request_id, message.data, message.prompt_token_ids, metrics)
+
+
+def rank(documents: Sequence[str], scores: Sequence[float], top_n: int | None = None) -> list[RerankResult]:
+    """Documents by their scores, the best first; all, or `top_n`."""
+    if top_n is not None and top_n < 1:
+        raise InvalidRequestError(f"top_n: must be at least 1, got {top_n}")
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top_n]
+    return [RerankResult(index, scores[index], documents[index]) for index in order]
+
+
+def text_pairs(text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list[tuple[str, str]]:
+    """One text with one or many, or as many with as many.
+
+    Raises:
+        InvalidRequestError: their numbers do not fit.
+    """
+    ones = [text_1] if isinstance(text_1, str) else list(text_1)
+    others = [text_2] if isinstance(text_2, str) else list(text_2)
+    if len(ones) == 1:
+        ones = ones * len(others)
+    if len(ones) != len(others) or not ones:
+        raise InvalidRequestError(
+            f"text_2: {len(others)} texts, and {len(ones)} in text_1; must be as many, or one there"
+        )
+    return list(zip(ones, others, strict=True))
+
+
+def _metrics(message: Embedding, delivered_ns: int, arrived_ns: int) -> RequestMetrics | None:
+    return None if message.times is None else request_metrics(message.times, delivered_ns, arrived_ns)

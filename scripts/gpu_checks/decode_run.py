@@ -1,0 +1,102 @@
+"""`DecodeRun`: a batch that decodes, timed and traced.
+
+Owns: the requests, and which passes count. Never does: choose batches or judge figures.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_checks.engine import Engine
+from gpu_checks.machine import Machine
+from gpu_checks.timeline import Interval, Timeline, timeline
+
+from procengine.config import ModelConfig
+from procengine.executor import Model
+from procengine.scheduler.limits import SchedulerLimits
+
+__all__ = ["DecodeFigures", "DecodeRun"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFigures:
+    """Of passes in which each request decodes one token.
+
+    Attributes:
+        pass_us: wall time, without a trace.
+        context: mean tokens of a request meanwhile.
+        trace: None on a machine that cannot be traced.
+    """
+
+    pass_us: float
+    batch: int
+    context: float
+    trace: Timeline | None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all requests together."""
+        return self.batch / self.pass_us * 1e6
+
+
+class DecodeRun:
+    """Batches on one model."""
+
+    def __init__(self, machine: Machine, config: ModelConfig, model: Model[Any], kv_dtype: str) -> None:
+        self._machine, self._config, self._model, self._kv_dtype = machine, config, model, kv_dtype
+        self._prompt_len = 64 if machine.is_cuda else 5
+        self._warm, self._timed = (16, 48) if machine.is_cuda else (3, 4)
+
+    def measure(self, batch: int, depth: int, decode_steps: int) -> DecodeFigures:
+        """Prompts first, then some passes for the window in flight and for graphs, then those that count: once by the
+        clock, once traced."""
+        # Whole messages of several passes: a window must not begin within one.
+        warm, timed = (-(-count // decode_steps) * decode_steps for count in (self._warm, self._timed))
+        engine = self._open(batch, depth, decode_steps, 3 * (warm + timed))
+        while engine.num_decoding < batch:
+            engine.advance()
+        self._pass(engine, warm)
+        begin = time.perf_counter()
+        self._pass(engine, timed)
+        pass_us = (time.perf_counter() - begin) / timed * 1e6
+        context = self._prompt_len + warm + timed / 2
+        trace = self._traced(engine, timed) if self._machine.is_cuda else None
+        engine.run()
+        return DecodeFigures(pass_us, batch, context, trace)
+
+    def _pass(self, engine: Engine, count: int) -> None:
+        for _ in range(count):
+            engine.advance()
+
+    def _traced(self, engine: Engine, count: int) -> Timeline | None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            self._pass(engine, count)
+        found = [
+            Interval(event.time_range.start, event.time_range.end, event.name)
+            for event in profiler.events() or ()
+            if event.device_type.name == "CUDA"
+        ]
+        copied = sum("DtoH" in one.name for one in found)  # one a pass: those at the ends may be in or out
+        return timeline(found, copied or count) if found else None
+
+    def _open(self, batch: int, depth: int, decode_steps: int, max_tokens: int) -> Engine:
+        length = self._prompt_len + max_tokens
+        block_size = 16
+        limits = SchedulerLimits(
+            max_num_seqs=batch,
+            max_num_batched_tokens=max(2048, batch),
+            max_model_len=length,
+            block_size=block_size,
+            num_blocks=batch * -(-length // block_size),
+            enable_prefix_caching=False,
+            decode_steps=decode_steps,
+        )
+        engine = Engine(self._config, self._model, limits, depth=depth, kv_dtype=self._kv_dtype)
+        prompts = np.random.default_rng(3).integers(0, self._config.vocab_size, (batch, self._prompt_len))
+        for prompt in prompts.tolist():
+            engine.add(prompt, max_tokens)
+        return engine
