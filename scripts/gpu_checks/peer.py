@@ -21,6 +21,7 @@ from gpu_checks.steps import free
 from procengine.config import ModelConfig
 from procengine.decode_graphs import graph_sizes
 from procengine.scheduler.limits import SchedulerLimits
+from procengine.torch_executor import TorchModel
 
 __all__ = ["check_peer"]
 
