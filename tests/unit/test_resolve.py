@@ -284,6 +284,7 @@ def kernel_facts(config: EngineConfig) -> tuple[str, str, str, str]:
         ({}, ("native", "bfloat16", "bfloat16", "none")),
         ({"dtype": "bfloat16", "quantization": "int8"}, ("native", "bfloat16", "bfloat16", "int8")),
         ({"quantization": "int4", "kv_cache_dtype": "float32"}, ("native", "bfloat16", "float32", "int4")),
+        ({"kv_cache_dtype": "int8"}, ("native", "bfloat16", "int8", "none")),
         ({"kernels": "native", "quantization": "none"}, ("native", "bfloat16", "bfloat16", "none")),
         ({"dtype": "float32"}, ("torch", "float32", "float32", "none")),
         ({"dtype": "float16"}, ("torch", "float16", "float16", "none")),
@@ -325,6 +326,7 @@ def test_without_the_library_torch_computes(model: str) -> None:
         ({"quantization": "fp8"}, "quantization: fp8 is for GPUs, and for --kernels torch"),
         ({"kernels": "native", "dtype": "float16"}, "kernels: native .* dtype is float16"),
         ({"kernels": "native", "block_size": 7}, "kernels: native .* block_size must be even, not 7"),
+        ({"dtype": "float32", "kv_cache_dtype": "int8"}, r"kv_cache_dtype: .* dtype \(float32\), not int8"),
         ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, r"kv_cache_dtype: .* dtype \(float32\), not bfloat16"),
     ],
 )
