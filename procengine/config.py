@@ -34,12 +34,13 @@ __all__ = [
 
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
+KVCacheDType = Literal["float32", "bfloat16", "float16", "int8"]
 ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
 # Of weights; stored: as the file has them; int14: near to floats, of encoders alone (kernels/native/encoder.h).
 Quantization = Literal["none", "stored", "int14", "int8", "int4", "fp8"]
 Pooling = Literal["last", "mean", "cls"]
 Kernels = Literal["torch", "native"]
-AttentionBackend = Literal["auto", "torch", "triton"]
+AttentionBackend = Literal["auto", "torch", "triton", "flash_attn"]
 
 
 class RopeScaling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,7 +152,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     device: Device = "cpu"
     dtype: DType = "float32"
-    kv_cache_dtype: DType = "float32"
+    kv_cache_dtype: KVCacheDType = "float32"
     quantization: Quantization = "none"
     kernels: Kernels = "torch"
     attention_backend: AttentionBackend = "auto"  # of the torch kernels; the worker says what auto became
@@ -190,6 +191,7 @@ class ProfilingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What the processes note about themselves."""
 
     span_records: int = 1 << 14  # that each thread keeps, a power of two; 0: none
+    nvtx: bool = False  # ranges for Nsight Systems in workers on a GPU
 
 
 class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):

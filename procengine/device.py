@@ -21,7 +21,7 @@ from procengine.kv_tensors import kv_block_bytes
 from procengine.messages import EmbedInput, StepInput
 from procengine.step_memory import StepMemoryError
 from procengine.step_output import EmbedOutput, StepOutput
-from procengine.workflows import WORKFLOWS, load_part
+from procengine.workflows import find_workflow, load_part
 
 if TYPE_CHECKING:
     from procengine.torch_executor import TorchModel
@@ -82,7 +82,7 @@ class Device(Generic[A]):
             runner.forget_slots()
 
     def _open_runner(self, workflow: str) -> Any:
-        runner = load_part(WORKFLOWS[workflow].forward)(self)
+        runner = load_part(find_workflow(workflow).forward)(self)
         self._runners[workflow] = runner
         return runner
 
@@ -129,7 +129,7 @@ def _load_torch(config: EngineConfig, progress: bool) -> TorchModel:
             f"{worker.device} has no memory for the weights of {model.name} in {worker.dtype}: take a smaller "
             f"model, or a device with nothing else on it ({error})"
         ) from error
-    return TorchModel(loaded, _graph_sizes(config, operations.names["attention"]))
+    return TorchModel(loaded, _graph_sizes(config, operations.names["attention"]), nvtx=config.profiling.nvtx)
 
 
 def _graph_sizes(config: EngineConfig, attention: str) -> tuple[int, ...]:

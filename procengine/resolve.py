@@ -21,6 +21,7 @@ from procengine.config import (
     EngineConfig,
     GroupConfig,
     Kernels,
+    KVCacheDType,
     LimitsConfig,
     ModelConfig,
     ProfilingConfig,
@@ -35,6 +36,7 @@ from procengine.engine_args import EngineArgs, check_ranges
 from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
 from procengine.http_config import resolve_api, resolve_metrics
+from procengine.kernels.backends import preferred_block_size
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
 from procengine.listen import resolve_listen
@@ -43,6 +45,7 @@ from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
 from procengine.tokenizer_file import added_tokens
 from procengine.tool_calls.detect import detect_style, mentions_tools
+from procengine.workflows import installed_workflows
 
 __all__ = ["resolve"]
 
@@ -52,6 +55,7 @@ _CPU_CHUNK_TOKENS = 256  # there a step of more is no faster a token (docs/PERFO
 _CPU_MIXED_TOKENS = 128  # a little slower a token; but all that decode wait for it
 _PROMPT_TOKENS = 64  # of each step, however many rows decode
 _GIB = 1 << 30
+_BLOCK_SIZE = 16
 _QUANTIZED_GROUP = 32  # weights with a scale of their own
 _MAX_CLIENTS = 4096
 
@@ -68,13 +72,14 @@ def resolve(args: EngineArgs) -> EngineConfig:
     if args.pooling != "auto":
         model = msgspec.structs.replace(model, pooling=args.pooling)
     model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
+    model = msgspec.structs.replace(model, workflows=(*model.workflows, *_installed_workflows(model)))
     device = _device(args)
     group, api = _group(args, model), resolve_api(args, model)
     return EngineConfig(
         model=model,
         group=group,
         cache=CacheConfig(
-            block_size=args.block_size,
+            block_size=_block_size(args),
             num_blocks=args.num_blocks,
             memory_bytes=_cache_bytes(args, device),
             gpu_memory_utilization=args.gpu_memory_utilization,
@@ -83,12 +88,18 @@ def resolve(args: EngineArgs) -> EngineConfig:
         scheduler=_scheduler(args, model, device),
         worker=_worker(args, model, device),
         limits=_limits(args),
-        profiling=ProfilingConfig(span_records=args.span_records),
+        profiling=ProfilingConfig(span_records=args.span_records, nvtx=args.nvtx and device == "cuda"),
         metrics=resolve_metrics(args, group, api),
         api=api,
         listen=resolve_listen(args.listen, args.curve_keys),
         crash=_crash(args),
     )
+
+
+def _installed_workflows(model: ModelConfig) -> list[str]:
+    """Those of other packages that have a part for such a model."""
+    part = "forward" if model.encoder is None else "encode"
+    return sorted(name for name, workflow in installed_workflows().items() if getattr(workflow, part))
 
 
 def _token_budget(args: EngineArgs, max_model_len: int, device: Device) -> int:
@@ -214,7 +225,7 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
     return WorkerConfig(
         device=device,
         dtype=dtype,
-        kv_cache_dtype=_kv_cache_dtype(args, dtype, kernels),
+        kv_cache_dtype=_kv_cache_dtype(args, model, dtype, kernels),
         quantization=_quantization(args, model, device, reason),
         kernels=kernels,
         attention_backend=_attention_backend(args, kernels),
@@ -224,6 +235,10 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
         mock_step_ms=args.mock_step_ms,
         logits_processors=args.logits_processors,
     )
+
+
+def _block_size(args: EngineArgs) -> int:
+    return args.block_size or preferred_block_size(args.attention_backend, _BLOCK_SIZE)
 
 
 def _wants_graphs(args: EngineArgs, device: Device) -> bool:
@@ -250,7 +265,7 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
         return _why_not_native_encoder(args) or library.why_not("cpu")
     if args.dtype not in ("auto", "bfloat16"):
         return f"they compute in bfloat16, and dtype is {args.dtype}"
-    return why_decoder_cannot(decoder_sizes(model), args.block_size) or library.why_not("cpu")
+    return why_decoder_cannot(decoder_sizes(model), _block_size(args)) or library.why_not("cpu")
 
 
 def _why_not_native_encoder(args: EngineArgs) -> str | None:
@@ -273,13 +288,15 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernel
     return "bfloat16" if is_fast else "float32"
 
 
-def _kv_cache_dtype(args: EngineArgs, dtype: DType, kernels: Kernels) -> DType:
+def _kv_cache_dtype(args: EngineArgs, model: ModelConfig, dtype: DType, kernels: Kernels) -> KVCacheDType:
     if args.kv_cache_dtype == "auto":
         return dtype
     if kernels == "torch" and args.kv_cache_dtype != dtype:
         raise ConfigError(
             f"kv_cache_dtype: the torch kernels keep the cache in dtype ({dtype}), not {args.kv_cache_dtype}"
         )
+    if args.kv_cache_dtype == "int8" and model.head_dim % 4:
+        raise ConfigError(f"kv_cache_dtype: int8 takes a head_dim that is a multiple of 4, not {model.head_dim}")
     return args.kv_cache_dtype
 
 

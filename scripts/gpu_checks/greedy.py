@@ -64,7 +64,8 @@ def _check_model(
     oracle = oracle_of(config, weights, torch.float32, machine.device)
     expected = [_oracle_tokens(oracle, prompt, num_tokens, machine) for prompt in prompts]
     for mode, (depth, decode_steps, backend, graph_sizes) in _MODES.items():
-        if budget.has():
+        is_too_slow = backend == "triton" and not machine.is_cuda and config.name != "tiny"  # the interpreter
+        if budget.has() and not is_too_slow:
             model = open_model(config, weights, backend, graph_sizes)
             tokens = _our_tokens(config, model, prompts, num_tokens, depth, decode_steps, "float32")
             row = _compare(f"{name}, float32, {mode}", prompts, tokens, expected, oracle, machine)

@@ -37,7 +37,7 @@ def check_group(machine: Machine, report: Report, budget: Budget) -> None:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         _save(config, dtype, machine.device, Path(folder) / "model")
         free(machine)
-        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[1:])  # its processes find what this one does
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # its processes find what this one does
         os.environ["PROCENGINE_RUN_DIR"] = os.environ["PROCENGINE_HOME"] = folder
         for mode, options in _MODES.items() if machine.is_cuda else {"depth 2": {}}.items():
             if not budget.has(15 if machine.is_cuda else 5):

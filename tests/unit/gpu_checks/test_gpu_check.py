@@ -49,7 +49,7 @@ def run(folder: Path, *arguments: str, hidden: tuple[str, ...] = ()) -> tuple[in
     """Exit status, the file's content, and what was printed."""
     (folder / "sitecustomize.py").write_text(_HIDING.format(hidden=hidden) if hidden else "")
     env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(folder)}
-    command = [ROOT / "scripts" / "gpu_check", "--device", "cpu", "--json", "found.json", *arguments]
+    command: list[str | Path] = [ROOT / "scripts" / "gpu_check", "--device", "cpu", "--json", "found.json", *arguments]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert (folder / "found.json").is_file(), done.stderr[-3000:]
     return done.returncode, json.loads((folder / "found.json").read_text()), done.stdout
@@ -86,7 +86,7 @@ def test_steps_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_no_part_of_that_name(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "scripts" / "gpu_check.py", "--only", "steps,speed"]
+    command: list[str | Path] = [sys.executable, ROOT / "scripts" / "gpu_check.py", "--only", "steps,speed"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "no such part: speed" in done.stderr
