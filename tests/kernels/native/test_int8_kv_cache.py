@@ -124,13 +124,13 @@ def test_matches_the_reference(
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (9, 3), (64, 1)], ids=str)
-@pytest.mark.parametrize("head_dim", [4, 64, 80, 256])
+@pytest.mark.parametrize("head_dim", [4, 80, 256])
 def test_any_heads(heads: tuple[int, int], head_dim: int, isa: library.Isa) -> None:
     rows = [(make_context(length, heads, head_dim), n, length) for n, length in ((1, 37), (9, 41))]
     assert_close(*attend(rows), isa)
 
 
-@pytest.mark.parametrize("block_size", [2, 6, 8, 48, 1024])
+@pytest.mark.parametrize("block_size", [2, 6, 48, 1024])
 def test_any_even_block_size(block_size: int, isa: library.Isa) -> None:
     rows = [(make_context(131), 1, 131), (make_context(99), 30, 99)]
     for window in (None, 50):
@@ -139,18 +139,20 @@ def test_any_even_block_size(block_size: int, isa: library.Isa) -> None:
 
 def test_every_length_of_a_context(isa: library.Isa) -> None:
     sequence = make_context(150, (3, 1))
-    assert_close(*attend([(sequence, 1, length) for length in range(1, 151)]), isa)
+    assert_close(
+        *attend([(sequence, 1, length) for length in range(1, 151, 1 if isa > library.Isa.PORTABLE else 7)]), isa
+    )
 
 
 def test_a_result_depends_on_its_context_alone(isa: library.Isa) -> None:
     """Bit by bit the same, alone or in a batch, one token at a time or in chunks, on any number of threads."""
-    length = 600
-    sequence, *others = (make_context(n) for n in (length, 1, 90, 300))
+    length = 400
+    sequence, *others = (make_context(n) for n in (length, 1, 90))
     before = library.num_threads()
     try:
         for window in (None, 300):
             whole, _ = attend([(sequence, length, length)], window=window)
-            for threads, chunk in ((1, 1), (2, 1), (3, 250)):
+            for threads, chunk in ((1, 1), (3, 130)):
                 library.set_num_threads(threads)
                 for end in (257, length):
                     rows = [(sequence, chunk, end), *((other, 1, len(other.k)) for other in others)]
