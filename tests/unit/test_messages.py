@@ -22,9 +22,9 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.Abort("r"), b"\x92\xa5abort\xa1r"),
     (m.GetStats(True), b"\x92\xa9get_stats\xc3"),
     (
-        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate", "embed"), 4096, "hermes", 2, 5),
-        b"\x9c\xa7welcome\x01\xa1g\xa1m\xa7ipc://o\xcd\x01\x00\xcd\x03\xe8\x92\xa8generate\xa5embed\xcd\x10\x00"
-        b"\xa6hermes\x02\x05",
+        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate", "embed"), 4096, "hermes", 2, 5, ("a",)),
+        b"\x9d\xa7welcome\x01\xa1g\xa1m\xa7ipc://o\xcd\x01\x00\xcd\x03\xe8\x92\xa8generate\xa5embed\xcd\x10\x00"
+        b"\xa6hermes\x02\x05\x91\xa1a",
     ),
     (m.Received("r", 2), b"\x93\xa8received\xa1r\x02"),
     (m.Lost(2, ["r", "s"], "why"), b"\x94\xa4lost\x02\x92\xa1r\xa1s\xa3why"),
