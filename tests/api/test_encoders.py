@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from procengine.client import Client
+from procengine.engine_args import EngineArgs
 from procengine.launch import launch_group
-from procengine.resolve import EngineArgs, resolve
+from procengine.resolve import resolve
 from tests.api.http_client import HttpClient
 from tests.tiny_encoders import build_tiny_encoder, save_encoder
 
