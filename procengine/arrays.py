@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 __all__ = ["A", "Array", "Arrays", "ElementType", "RowKernels", "Staging"]
 
-ElementType = Literal["bool", "int32", "int64", "float32", "bfloat16", "float16"]
+ElementType = Literal["bool", "int8", "int32", "int64", "float32", "bfloat16", "float16"]
 
 
 class Array(Protocol):

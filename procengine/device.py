@@ -129,13 +129,16 @@ def _load_torch(config: EngineConfig, progress: bool) -> TorchModel:
             f"{worker.device} has no memory for the weights of {model.name} in {worker.dtype}: take a smaller "
             f"model, or a device with nothing else on it ({error})"
         ) from error
-    return TorchModel(loaded, _graph_sizes(config, operations.names["attention"]))
+    return TorchModel(loaded, _graph_sizes(config, operations.names["attention"]), nvtx=config.profiling.nvtx)
 
 
 def _graph_sizes(config: EngineConfig, attention: str) -> tuple[int, ...]:
     from procengine.decode_graphs import graph_sizes
 
     if not config.worker.uses_graphs:
+        return ()
+    if config.model.decoder.experts is not None:
+        logger.info("no graphs: which experts a step needs is known when it is routed, which a graph cannot wait for")
         return ()
     if config.worker.device == "cuda" and attention == "torch":
         logger.info(

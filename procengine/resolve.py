@@ -21,6 +21,7 @@ from procengine.config import (
     EngineConfig,
     GroupConfig,
     Kernels,
+    KVCacheDType,
     LimitsConfig,
     ModelConfig,
     ProfilingConfig,
@@ -30,17 +31,19 @@ from procengine.config import (
     WorkerConfig,
 )
 from procengine.cpu_flags import cpu_flags
-from procengine.decoder_sizes import decoder_sizes
+from procengine.decoder_sizes import decoder_sizes, why_not_decoder
 from procengine.engine_args import EngineArgs, check_ranges
 from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
 from procengine.http_config import resolve_api, resolve_metrics
+from procengine.kernels.backends import preferred_block_size
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
 from procengine.listen import resolve_listen
 from procengine.model_source import resolve_model
 from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
+from procengine.rope_scaling import rope_for_length
 from procengine.tokenizer_file import added_tokens
 from procengine.tool_calls.detect import detect_style, mentions_tools
 from procengine.workflows import installed_workflows
@@ -53,6 +56,7 @@ _CPU_CHUNK_TOKENS = 256  # there a step of more is no faster a token (docs/PERFO
 _CPU_MIXED_TOKENS = 128  # a little slower a token; but all that decode wait for it
 _PROMPT_TOKENS = 64  # of each step, however many rows decode
 _GIB = 1 << 30
+_BLOCK_SIZE = 16
 _QUANTIZED_GROUP = 32  # weights with a scale of their own
 _MAX_CLIENTS = 4096
 
@@ -71,21 +75,23 @@ def resolve(args: EngineArgs) -> EngineConfig:
     model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
     model = msgspec.structs.replace(model, workflows=(*model.workflows, *_installed_workflows(model)))
     device = _device(args)
+    scheduler = _scheduler(args, model, device)
+    model = rope_for_length(model, scheduler.max_model_len)
     group, api = _group(args, model), resolve_api(args, model)
     return EngineConfig(
         model=model,
         group=group,
         cache=CacheConfig(
-            block_size=args.block_size,
+            block_size=_block_size(args),
             num_blocks=args.num_blocks,
             memory_bytes=_cache_bytes(args, device),
             gpu_memory_utilization=args.gpu_memory_utilization,
             enable_prefix_caching=args.enable_prefix_caching,
         ),
-        scheduler=_scheduler(args, model, device),
+        scheduler=scheduler,
         worker=_worker(args, model, device),
         limits=_limits(args),
-        profiling=ProfilingConfig(span_records=args.span_records),
+        profiling=ProfilingConfig(span_records=args.span_records, nvtx=args.nvtx and device == "cuda"),
         metrics=resolve_metrics(args, group, api),
         api=api,
         listen=resolve_listen(args.listen, args.curve_keys),
@@ -222,7 +228,7 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
     return WorkerConfig(
         device=device,
         dtype=dtype,
-        kv_cache_dtype=_kv_cache_dtype(args, dtype, kernels),
+        kv_cache_dtype=_kv_cache_dtype(args, model, dtype, kernels),
         quantization=_quantization(args, model, device, reason),
         kernels=kernels,
         attention_backend=_attention_backend(args, kernels),
@@ -232,6 +238,10 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
         mock_step_ms=args.mock_step_ms,
         logits_processors=args.logits_processors,
     )
+
+
+def _block_size(args: EngineArgs) -> int:
+    return args.block_size or preferred_block_size(args.attention_backend, _BLOCK_SIZE)
 
 
 def _wants_graphs(args: EngineArgs, device: Device) -> bool:
@@ -258,7 +268,8 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
         return _why_not_native_encoder(args) or library.why_not("cpu")
     if args.dtype not in ("auto", "bfloat16"):
         return f"they compute in bfloat16, and dtype is {args.dtype}"
-    return why_decoder_cannot(decoder_sizes(model), args.block_size) or library.why_not("cpu")
+    cannot = why_not_decoder(model) or why_decoder_cannot(decoder_sizes(model), _block_size(args))
+    return cannot or library.why_not("cpu")
 
 
 def _why_not_native_encoder(args: EngineArgs) -> str | None:
@@ -281,13 +292,15 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernel
     return "bfloat16" if is_fast else "float32"
 
 
-def _kv_cache_dtype(args: EngineArgs, dtype: DType, kernels: Kernels) -> DType:
+def _kv_cache_dtype(args: EngineArgs, model: ModelConfig, dtype: DType, kernels: Kernels) -> KVCacheDType:
     if args.kv_cache_dtype == "auto":
         return dtype
     if kernels == "torch" and args.kv_cache_dtype != dtype:
         raise ConfigError(
             f"kv_cache_dtype: the torch kernels keep the cache in dtype ({dtype}), not {args.kv_cache_dtype}"
         )
+    if args.kv_cache_dtype == "int8" and model.head_dim % 4:
+        raise ConfigError(f"kv_cache_dtype: int8 takes a head_dim that is a multiple of 4, not {model.head_dim}")
     return args.kv_cache_dtype
 
 

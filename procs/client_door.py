@@ -217,8 +217,8 @@ class ClientDoor:
                 config.model.tool_call_parser,
                 self._child.epoch,
                 hello.mark,
-                config.group.instance,
                 config.model.head.labels if config.model.head else (),
+                config.group.instance,
             ),
         )
 

@@ -263,9 +263,10 @@ export class Client {
 }
 
 const readWelcome = ([version, group, model, outputEndpoint, maxModelLen, vocabSize, workflows, maxRequestBytes,
-  toolCallParser = "none", epoch = 0, mark = 0, instance = 0]) => ({
+  toolCallParser = "none", epoch = 0, mark = 0, labels = [],
+  instance = 0]) => ({
   version, group, model, outputEndpoint, maxModelLen, vocabSize, workflows, maxRequestBytes, toolCallParser, epoch, mark,
-  instance,
+  labels, instance,
 });
 
 const readStats = ([values]) => ({ values });

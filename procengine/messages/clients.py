@@ -81,8 +81,8 @@ class Welcome(Message, tag="welcome"):
     tool_call_parser: str = "none"  # the style in which the model writes tool calls; clients read them
     epoch: int = 0  # how many frontends this group had before; what those held is lost
     mark: int = 0  # of the Hello
-    instance: int = 0  # of the group: one that took its place at this address has another
     labels: tuple[str, ...] = ()  # what the numbers of `classify` belong to, in order
+    instance: int = 0  # of the group: one that took its place at this address has another
 
 
 class Rejected(Message, tag="rejected"):

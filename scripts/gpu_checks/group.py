@@ -19,7 +19,6 @@ from gpu_checks.report import Budget, Report, Row
 from gpu_checks.steps import free
 
 from procengine.config import ModelConfig
-from procengine.models.llama_weights import weight_destinations
 
 __all__ = ["check_group"]
 
@@ -37,7 +36,7 @@ def check_group(machine: Machine, report: Report, budget: Budget) -> None:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         _save(config, dtype, machine.device, Path(folder) / "model")
         free(machine)
-        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[1:])  # its processes find what this one does
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # its processes find what this one does
         os.environ["PROCENGINE_RUN_DIR"] = os.environ["PROCENGINE_HOME"] = folder
         for mode, options in _MODES.items() if machine.is_cuda else {"depth 2": {}}.items():
             if not budget.has(15 if machine.is_cuda else 5):
@@ -71,7 +70,7 @@ def _save(config: ModelConfig, dtype: torch.dtype, device: torch.device, folder:
     folder.mkdir()
     with torch.inference_mode():
         weights = make_weights(config, dtype, device)
-        tensors = {name: one.cpu().clone() for name, one in weight_destinations(config, weights)}
+        tensors = {name: one.cpu().clone() for name, one in weights.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     facts = {
         "architectures": ["LlamaForCausalLM"],

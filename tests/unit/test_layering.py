@@ -32,6 +32,8 @@ RUNNERS = (
     "procengine.decode_graphs",
     "procengine.device_streams",
     "procengine.fetch_pool",
+    "procengine.memory_profile",
+    "procengine.nvtx_executor",
     "procengine.send_arena",
     "procengine.runner",
     "procengine.embed_runner",

@@ -284,6 +284,7 @@ def kernel_facts(config: EngineConfig) -> tuple[str, str, str, str]:
         ({}, ("native", "bfloat16", "bfloat16", "none")),
         ({"dtype": "bfloat16", "quantization": "int8"}, ("native", "bfloat16", "bfloat16", "int8")),
         ({"quantization": "int4", "kv_cache_dtype": "float32"}, ("native", "bfloat16", "float32", "int4")),
+        ({"kv_cache_dtype": "int8"}, ("native", "bfloat16", "int8", "none")),
         ({"kernels": "native", "quantization": "none"}, ("native", "bfloat16", "bfloat16", "none")),
         ({"dtype": "float32"}, ("torch", "float32", "float32", "none")),
         ({"dtype": "float16"}, ("torch", "float16", "float16", "none")),
@@ -325,6 +326,7 @@ def test_without_the_library_torch_computes(model: str) -> None:
         ({"quantization": "fp8"}, "quantization: fp8 is for GPUs, and for --kernels torch"),
         ({"kernels": "native", "dtype": "float16"}, "kernels: native .* dtype is float16"),
         ({"kernels": "native", "block_size": 7}, "kernels: native .* block_size must be even, not 7"),
+        ({"dtype": "float32", "kv_cache_dtype": "int8"}, r"kv_cache_dtype: .* dtype \(float32\), not int8"),
         ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, r"kv_cache_dtype: .* dtype \(float32\), not bfloat16"),
     ],
 )
@@ -452,3 +454,12 @@ def test_an_attention_backend_is_for_the_torch_kernels(model: str) -> None:
     with pytest.raises(ConfigError, match=r"attention_backend: triton is for the torch kernels \(--kernels torch\)"):
         resolved(model, device="cpu", attention_backend="triton")
     assert resolved(model, device="cuda", kernels="auto").worker.attention_backend == "auto"
+
+
+def test_the_block_size_is_one_that_the_attention_backend_takes(model: str) -> None:
+    def block_size(**options: Any) -> int:
+        return resolved(model, device="cuda", **options).cache.block_size
+
+    assert block_size() == 16
+    assert block_size(attention_backend="flash_attn") == 256
+    assert block_size(attention_backend="flash_attn", block_size=512) == 512
