@@ -31,7 +31,7 @@ from procengine.config import (
     WorkerConfig,
 )
 from procengine.cpu_flags import cpu_flags
-from procengine.decoder_sizes import decoder_sizes
+from procengine.decoder_sizes import decoder_sizes, why_not_decoder
 from procengine.engine_args import EngineArgs, check_ranges
 from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
@@ -43,6 +43,7 @@ from procengine.listen import resolve_listen
 from procengine.model_source import resolve_model
 from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
+from procengine.rope_scaling import rope_for_length
 from procengine.tokenizer_file import added_tokens
 from procengine.tool_calls.detect import detect_style, mentions_tools
 from procengine.workflows import installed_workflows
@@ -74,6 +75,8 @@ def resolve(args: EngineArgs) -> EngineConfig:
     model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
     model = msgspec.structs.replace(model, workflows=(*model.workflows, *_installed_workflows(model)))
     device = _device(args)
+    scheduler = _scheduler(args, model, device)
+    model = rope_for_length(model, scheduler.max_model_len)
     group, api = _group(args, model), resolve_api(args, model)
     return EngineConfig(
         model=model,
@@ -85,7 +88,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
             gpu_memory_utilization=args.gpu_memory_utilization,
             enable_prefix_caching=args.enable_prefix_caching,
         ),
-        scheduler=_scheduler(args, model, device),
+        scheduler=scheduler,
         worker=_worker(args, model, device),
         limits=_limits(args),
         profiling=ProfilingConfig(span_records=args.span_records, nvtx=args.nvtx and device == "cuda"),
@@ -265,7 +268,8 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
         return _why_not_native_encoder(args) or library.why_not("cpu")
     if args.dtype not in ("auto", "bfloat16"):
         return f"they compute in bfloat16, and dtype is {args.dtype}"
-    return why_decoder_cannot(decoder_sizes(model), _block_size(args)) or library.why_not("cpu")
+    cannot = why_not_decoder(model) or why_decoder_cannot(decoder_sizes(model), _block_size(args))
+    return cannot or library.why_not("cpu")
 
 
 def _why_not_native_encoder(args: EngineArgs) -> str | None:

@@ -1,6 +1,6 @@
 """The model in torch: on a GPU, in float32, and wherever the native kernels cannot run.
 
-Owns: what attention must know of a batch. Never does: arithmetic; that is in `models.llama` and `kernels`.
+Owns: what attention must know of a batch. Never does: arithmetic; that is in `models` and `kernels`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from procengine.executor import Executor, ForwardBatch
 from procengine.kernels.attention import AttentionMetadata, Rotation
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
-from procengine.models.llama import AttentionCallback, LlamaModel
+from procengine.models.decoder import AttentionCallback, Decoder
 from procengine.nvtx_executor import NvtxExecutor
 from procengine.torch_arrays import TorchArrays
 
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 class TorchModel:
-    """A `LlamaModel` as runners see it. `graph_sizes`: decode batches that are captured as graphs (`decode_graphs`)."""
+    """A `Decoder` as runners see it. `graph_sizes`: decode batches that are captured as graphs (`decode_graphs`)."""
 
-    def __init__(self, model: LlamaModel, graph_sizes: tuple[int, ...] = (), *, nvtx: bool = False) -> None:
+    def __init__(self, model: Decoder, graph_sizes: tuple[int, ...] = (), *, nvtx: bool = False) -> None:
         self.model = model
         self._nvtx = nvtx
         self.graph_sizes = graph_sizes
@@ -59,7 +59,7 @@ class TorchExecutor:
     """An Executor, operation by operation."""
 
     def __init__(
-        self, model: LlamaModel, cache: KVTensors[Tensor], streams: Streams, graph_sizes: tuple[int, ...]
+        self, model: Decoder, cache: KVTensors[Tensor], streams: Streams, graph_sizes: tuple[int, ...]
     ) -> None:
         self._model = model
         self._cache = cache

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from gpu_checks.engine import Engine
 from gpu_checks.machine import Machine
-from gpu_checks.models import BLOCK_SIZE, open_model
+from gpu_checks.models import BLOCK_SIZE
 from gpu_checks.timeline import Interval, Timeline, timeline
 
 from procengine.config import ModelConfig
-from procengine.models.llama_weights import LlamaWeights
+from procengine.models.decoder import Decoder
 from procengine.scheduler.limits import SchedulerLimits
+from procengine.torch_executor import TorchModel
 
 __all__ = ["DecodeFigures", "DecodeRun"]
 
@@ -44,11 +45,11 @@ class DecodeFigures:
 
 
 class DecodeRun:
-    """Batches on the same weights."""
+    """Batches of one model."""
 
-    def __init__(self, machine: Machine, config: ModelConfig, weights: LlamaWeights) -> None:
-        self._machine, self._config, self._weights = machine, config, weights
-        self._kv_dtype = str(weights.embedding.dtype).removeprefix("torch.")
+    def __init__(self, machine: Machine, config: ModelConfig, model: Decoder) -> None:
+        self._machine, self._config, self._model = machine, config, model
+        self._kv_dtype = str(model.dtype).removeprefix("torch.")
         self._prompt_len = 64 if machine.is_cuda else 5
         self._warm, self._timed = (16, 48) if machine.is_cuda else (3, 4)
 
@@ -108,8 +109,9 @@ class DecodeRun:
             enable_prefix_caching=False,
             decode_steps=decode_steps,
         )
-        model = open_model(self._config, self._weights, graph_sizes=graph_sizes)
-        engine = Engine(self._config, model, limits, depth=depth, kv_dtype=self._kv_dtype)
+        engine = Engine(
+            self._config, TorchModel(self._model, graph_sizes), limits, depth=depth, kv_dtype=self._kv_dtype
+        )
         prompts = np.random.default_rng(3).integers(0, self._config.vocab_size, (batch, self._prompt_len))
         for prompt in prompts.tolist():
             engine.add(prompt, max_tokens)

@@ -19,7 +19,6 @@ from gpu_checks.report import Budget, Report, Row
 from gpu_checks.steps import free
 
 from procengine.config import ModelConfig
-from procengine.models.llama_weights import weight_destinations
 
 __all__ = ["check_group"]
 
@@ -71,7 +70,7 @@ def _save(config: ModelConfig, dtype: torch.dtype, device: torch.device, folder:
     folder.mkdir()
     with torch.inference_mode():
         weights = make_weights(config, dtype, device)
-        tensors = {name: one.cpu().clone() for name, one in weight_destinations(config, weights)}
+        tensors = {name: one.cpu().clone() for name, one in weights.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     facts = {
         "architectures": ["LlamaForCausalLM"],

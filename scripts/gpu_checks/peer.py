@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from gpu_checks.engine import Engine
 from gpu_checks.machine import Machine
-from gpu_checks.models import BLOCK_SIZE, make_config, make_weights, open_model, oracle_of
+from gpu_checks.models import BLOCK_SIZE, build, make_config, make_weights, oracle_of
 from gpu_checks.report import Budget, Report, Row
 from gpu_checks.steps import free
 
 from procengine.config import ModelConfig
 from procengine.decode_graphs import graph_sizes
 from procengine.scheduler.limits import SchedulerLimits
+from procengine.torch_executor import TorchModel
 
 __all__ = ["check_peer"]
 
@@ -35,7 +36,7 @@ def check_peer(machine: Machine, report: Report, budget: Budget) -> None:
     prompts = generator.integers(3, config.vocab_size, (num_requests, prompt_len)).tolist()
     with torch.inference_mode():
         weights = make_weights(config, dtype, machine.device)
-    model = open_model(config, weights, graph_sizes=graph_sizes(num_requests))
+        model = TorchModel(build(config, weights), graph_sizes(num_requests))
     name = str(dtype).removeprefix("torch.")
     ours = _timed(partial(_run_ours, config, model, prompts, num_tokens, name), machine)
     values = {"requests": num_requests, "prompt": prompt_len, "tokens": num_tokens}

@@ -14,7 +14,7 @@ from gpu_checks.kernel_case import KernelCase
 from gpu_checks.kernels import check_case
 from gpu_checks.logits import logits_of, relative_error
 from gpu_checks.machine import Machine
-from gpu_checks.models import make_config, make_weights, num_weight_bytes, open_model, quantized
+from gpu_checks.models import Checkpoint, build, dtype_name, make_config, make_weights, num_weight_bytes
 from gpu_checks.report import Budget, Report, Row
 from gpu_checks.steps import free, memory_share
 
@@ -22,7 +22,7 @@ from procengine.config import ModelConfig
 from procengine.kernels.linear import reference
 from procengine.kernels.linear import triton as linear
 from procengine.kernels.linear.quantized import QuantizedMatrix, WeightKind, quantize
-from procengine.models.llama_weights import LlamaWeights
+from procengine.torch_executor import TorchModel
 
 __all__ = ["check_quantized"]
 
@@ -75,22 +75,24 @@ def _case(kind: WeightKind, matrix: QuantizedMatrix, x: torch.Tensor) -> KernelC
 
 def _check_model(
     config: ModelConfig,
-    weights: LlamaWeights,
+    weights: Checkpoint,
     batches: tuple[int, ...],
     machine: Machine,
     report: Report,
     budget: Budget,
 ) -> None:
-    kv_dtype = str(weights.embedding.dtype).removeprefix("torch.")
+    kv_dtype = dtype_name(weights)
     sequence = np.random.default_rng(7).integers(0, config.vocab_size, 100 if machine.is_cuda else 9).tolist()
-    exact = logits_of(config, open_model(config, weights), [sequence], kv_dtype)
-    base = {batch: DecodeRun(machine, config, weights).measure(batch, 2, 1) for batch in batches}
+    floats = build(config, weights)
+    exact = logits_of(config, TorchModel(floats), [sequence], kv_dtype)
+    base = {batch: DecodeRun(machine, config, floats).measure(batch, 2, 1) for batch in batches}
+    del floats
     for kind, bits in _BITS.items():
         if not budget.has(6 if machine.is_cuda else 0):
             report.add(Row("quantized", f"{config.name}, {kind}", "skip", "no time left"))
             continue
-        rounded = quantized(weights, kind)
-        error = relative_error(logits_of(config, open_model(config, rounded), [sequence], kv_dtype), exact)
+        rounded = build(config, weights, kind=kind)
+        error = relative_error(logits_of(config, TorchModel(rounded), [sequence], kv_dtype), exact)
         text, values = f"logits off by {error:.1%} of their spread", {"error": error}
         for batch in batches if machine.is_cuda or kind == "int8" else ():
             figures = DecodeRun(machine, config, rounded).measure(batch, 2, 1)

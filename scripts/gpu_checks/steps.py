@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from gpu_checks.decode_run import DecodeFigures, DecodeRun
 from gpu_checks.machine import Machine
-from gpu_checks.models import make_config, make_weights, num_weight_bytes, shape_of
+from gpu_checks.models import build, make_config, make_weights, num_weight_bytes, shape_of
 from gpu_checks.report import Budget, Report, Row, Status
 
 from procengine.config import ModelConfig
@@ -41,7 +41,7 @@ def check_steps(machine: Machine, report: Report, budget: Budget) -> None:
             continue
         config = make_config(name)
         with torch.inference_mode():
-            run = DecodeRun(machine, config, make_weights(config, dtype, machine.device))
+            run = DecodeRun(machine, config, build(config, make_weights(config, dtype, machine.device)))
         for batch in batches:
             _check_batch(name, batch, run, machine, report, budget, config)
         if machine.is_cuda and name == "135M":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.api.http_client import JSON, HttpClient, strict_json
 from tests.procs.canary import Canary
-from tests.procs.harness import MAX_MODEL_LEN, VOCAB_SIZE
+from tests.procs.harness import MAX_MODEL_LEN, VOCAB_SIZE, Served
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -239,6 +240,29 @@ def test_sizes_are_refused_before_they_are_read(canary: Canary, http: HttpClient
         assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
     answer = http.post(TEXT, b'{"prompt": "' + b"a" * (5 << 20) + b'"}')
     assert (answer.status, answer.error["type"]) == (413, "invalid_request_error")
+    canary.check()
+
+
+def test_val_05_what_is_refused_leaves_no_memory_behind(canary: Canary, http: HttpClient, group: Served) -> None:
+    def resident() -> int:
+        texts = [Path(f"/proc/{pid}/status").read_text() for pid in group.pids.values()]
+        return sum(int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("VmRSS"))
+
+    before_kb = resident()
+    for _ in range(3):
+        for body in (
+            {"prompt": "a", "stop": ["x" * 1000] * 900},
+            {"prompt": "a", "stop": ["x"] * 10**5},
+            {"prompt": "a", "bad_words": ["x" * 900_000]},
+            {"prompt": "a", "n": 10**6, "max_tokens": 10**12},
+            {"prompt": [70] * 200_000},
+            {"prompt": "a", "guided_json": {"enum": ["x" * 900_000]}, "guided_regex": "a"},
+        ):
+            started_s = time.monotonic()
+            assert http.post(TEXT, body).status == 400
+            assert time.monotonic() - started_s < 5
+        assert http.post(TEXT, b'{"prompt": ' + b"[" * 10**6).status == 400
+    assert resident() - before_kb < 50_000
     canary.check()
 
 

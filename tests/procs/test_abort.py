@@ -70,11 +70,11 @@ def test_abort_while_decoding(raw: RawClient) -> None:
 
 
 def test_abort_during_prefill(group: Served, raw: RawClient) -> None:
-    """400 tokens in chunks of 16 are 25 steps; the worker stands still in the first. Nobody has to wait for it."""
+    """400 tokens in chunks of 16 are 25 steps; the worker stands still in the first two. Nobody has to wait for it."""
     num_steps = raw.stats()["num_steps"]
     with group.paused("worker-0"):
         raw.submit("long prompt", body(as_ids(400), max_tokens=1))
-        wait_until(lambda: raw.stats()["num_steps"] == num_steps + 1, "its first chunk is at the worker")
+        wait_until(lambda: raw.stats()["num_steps"] == num_steps + 2, "its first chunks are at the worker")
         raw.abort("long prompt")
         assert expect_abort(raw, "long prompt") == 0
     expect_idle_and_no_more_steps(raw)

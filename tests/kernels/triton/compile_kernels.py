@@ -68,6 +68,7 @@ def launch_all(dtype: torch.dtype) -> None:
     norm.rms_norm(x, weight, 1e-5)
     norm.add_rms_norm(x, x, weight, 1e-5)
     activation.silu_and_mul(x)
+    activation.gelu_tanh_and_mul(x)
     q, k, v = torch.randn(4, 48, 128, dtype=dtype).split((32, 8, 8), 1)
     cosine, positions = torch.randn(100, 64), torch.arange(4, dtype=torch.int32)
     cache = torch.zeros(64, 16, 8, 128, dtype=dtype)
