@@ -40,6 +40,7 @@ class Operations:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
+    gelu_tanh_and_mul: Callable[[Tensor], Tensor]
     apply_rope: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     rope_and_write_kv: RopeAndWrite
@@ -57,6 +58,7 @@ _ROWWISE = {
     "rms_norm": ("norm", "reference", "triton"),
     "add_rms_norm": ("norm", "reference", "triton"),
     "silu_and_mul": ("activation", "reference", "triton"),
+    "gelu_tanh_and_mul": ("activation", "reference", "triton"),
     "apply_rope": ("rope", "reference", "triton"),
     "write_kv": ("kv_cache", "reference", "triton"),
     "rope_and_write_kv": ("rope", "reference", "triton"),
@@ -65,7 +67,7 @@ _ROWWISE = {
     "sample": ("sampling", "reference", "triton"),
     "gather_logprobs": ("sampling", "logprobs", "triton_logprobs"),
 }
-_ATTENTION = {"torch": "reference", "triton": "triton"}
+_ATTENTION = {"torch": "reference", "triton": "triton", "flash_attn": "flash_attn"}
 
 
 def open_operations(attention_backend: str, conditions: Conditions, rowwise_backend: str = "auto") -> Operations:

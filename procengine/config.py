@@ -15,9 +15,11 @@ __all__ = [
     "AttentionBackend",
     "CacheConfig",
     "CrashConfig",
+    "DecoderConfig",
     "Device",
     "EncoderConfig",
     "EngineConfig",
+    "ExpertsConfig",
     "GroupConfig",
     "HeadConfig",
     "Kernels",
@@ -34,26 +36,61 @@ __all__ = [
 
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
+KVCacheDType = Literal["float32", "bfloat16", "float16", "int8"]
 ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
 # Of weights; stored: as the file has them; int14: near to floats, of encoders alone (kernels/native/encoder.h).
 Quantization = Literal["none", "stored", "int14", "int8", "int4", "fp8"]
 Pooling = Literal["last", "mean", "cls"]
 Kernels = Literal["torch", "native"]
-AttentionBackend = Literal["auto", "torch", "triton"]
+AttentionBackend = Literal["auto", "torch", "triton", "flash_attn"]
 
 
 class RopeScaling(Struct, frozen=True, forbid_unknown_fields=True):
     """How rotary frequencies are stretched beyond the trained context (`rope_scaling` of a Hugging Face config)."""
 
-    kind: Literal["none", "linear", "llama3", "yarn"] = "none"
+    kind: Literal["none", "linear", "llama3", "yarn", "longrope"] = "none"
     factor: float = 1.0
     original_max_position_embeddings: int = 0
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn: cos/sin multiplier; None means 0.1 ln(factor) + 1
+    attention_factor: float | None = None  # yarn, longrope: cos/sin multiplier; None means 0.1 ln(factor) + 1 (yarn)
     truncate: bool = True  # yarn: whether the correction range is rounded to whole dimensions
+    short_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies, within the trained context
+    long_factors: tuple[float, ...] = ()  # and beyond it
+    is_long: bool = False  # longrope: which of the two; of a group that serves longer sequences, for all of them
+
+
+class ExpertsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Layers whose MLP is many small ones, of which each token takes the few that a router scores best."""
+
+    num_experts: int
+    num_experts_per_token: int
+    intermediate_size: int  # of each
+    renormalize: bool  # whether the weights of the experts taken add up to 1
+    shared_intermediate_size: int = 0  # of one that all tokens take, by a gate of its own; 0: there is none
+    layers: tuple[int, ...] = ()  # that have experts; the others have one plain MLP
+
+
+class DecoderConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a decoder departs from the Llama family; the defaults say that it does not."""
+
+    norms: Literal["pre", "post", "both"] = "pre"  # of attention and MLP: of what goes in, what comes out, or both
+    norm_offset: float = 0.0  # what the checkpoint's norm weights lack
+    qk_norm_is_whole: bool = False  # queries and keys are normalised over all heads at once
+    activation: Literal["silu", "gelu_tanh"] = "silu"  # of the gate
+    rotary_dim: int | None = None  # dimensions of a head that turn, the first ones; None: all
+    local_rope_theta: float | None = None  # of layers with a sliding window, which then have no scaling
+    plain_layers: tuple[int, ...] = ()  # without rotary positions
+    global_layers: tuple[int, ...] = ()  # without the sliding window
+    attention_scale: float | None = None  # None: head_dim ** -0.5
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add
+    logits_scale: float = 1.0
+    experts: ExpertsConfig | None = None
 
 
 class EncoderConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +122,11 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     name: str  # what the user asked for
     path: str  # a Hugging Face folder or a .gguf file; "" for a model that has no weights (mock)
     format: Literal["safetensors", "gguf"]
-    architecture: Literal["llama", "mistral", "qwen2", "qwen3", "bert", "roberta", "xlm-roberta", "modernbert"]
+    architecture: Literal[
+        "llama", "mistral", "qwen2", "qwen3",
+        "phi3", "olmo2", "granite", "smollm3", "gemma2", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe", "gpt2",
+        "bert", "roberta", "xlm-roberta", "modernbert",
+    ]  # fmt: skip
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -119,6 +160,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_seq_length: int | None = None  # tokens of a sequence, unless asked for otherwise
     encoder: EncoderConfig | None = None  # None: a decoder
     head: HeadConfig | None = None
+    decoder: DecoderConfig = DecoderConfig()
 
 
 class CacheConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,7 +168,8 @@ class CacheConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     block_size: int = 16  # tokens
     num_blocks: int | None = None  # None: the worker measures what fits `memory_bytes` and says so in WorkerReady
-    memory_bytes: int = 1 << 30
+    memory_bytes: int | None = 1 << 30  # None: what a GPU has left, up to `gpu_memory_utilization` of all it has
+    gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
 
 
@@ -150,7 +193,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     device: Device = "cpu"
     dtype: DType = "float32"
-    kv_cache_dtype: DType = "float32"
+    kv_cache_dtype: KVCacheDType = "float32"
     quantization: Quantization = "none"
     kernels: Kernels = "torch"
     attention_backend: AttentionBackend = "auto"  # of the torch kernels; the worker says what auto became
@@ -189,6 +232,7 @@ class ProfilingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What the processes note about themselves."""
 
     span_records: int = 1 << 14  # that each thread keeps, a power of two; 0: none
+    nvtx: bool = False  # ranges for Nsight Systems in workers on a GPU
 
 
 class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,14 +1,14 @@
 """What the native decoder must know of a model to say whether it can run it. Free of torch.
 
-Owns: how ModelConfig names map to the kernel's. Never does: decide.
+Owns: how ModelConfig names map to the kernel's, and which facts the kernel has no names for. Never does: look at sizes.
 """
 
 from __future__ import annotations
 
-from procengine.config import ModelConfig
+from procengine.config import DecoderConfig, ModelConfig
 from procengine.kernels.decoder.limits import DecoderSizes
 
-__all__ = ["decoder_sizes"]
+__all__ = ["decoder_sizes", "why_not_decoder"]
 
 
 def decoder_sizes(config: ModelConfig) -> DecoderSizes:
@@ -22,3 +22,14 @@ def decoder_sizes(config: ModelConfig) -> DecoderSizes:
         rms_norm_eps=config.rms_norm_eps,
         sliding_window=config.sliding_window,
     )
+
+
+def why_not_decoder(config: ModelConfig) -> str | None:
+    """What of `config` the native decoder does not know; None if it knows all."""
+    if config.architecture == "gpt2":
+        return "they do not have GPT-2's layers"
+    plain, own = DecoderConfig(), config.decoder
+    unknown = [name for name in own.__struct_fields__ if getattr(own, name) != getattr(plain, name)]
+    if config.rope_scaling.kind == "longrope":
+        unknown.append("longrope")
+    return f"they do not have {config.architecture}'s {', '.join(unknown)}" if unknown else None

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from procengine.config import DType, ModelConfig, RopeScaling
+from procengine.config import DecoderConfig, DType, ModelConfig, RopeScaling
 from procengine.errors import ModelError
 from procengine.gguf_file import GGUFFile
 from procengine.gguf_tokenizer import end_token_ids, token_text
@@ -20,7 +20,12 @@ from procengine.rope_scaling import llama3_divisors, yarn_mscale
 
 __all__ = ["GGUFConfig"]
 
-_Architecture = Literal["llama", "qwen2", "qwen3"]
+_Architecture = Literal["llama", "qwen2", "qwen3", "gemma3"]
+_SUPPORTED = ("llama", "qwen2", "qwen3", "gemma3")  # Mistral's files say llama
+# Of Gemma 3, in llama.cpp's code and not in the file.
+_LOCAL_LAYERS = 6  # every so manieth layer sees all tokens, the others a window
+_LOCAL_ROPE_THETA = 10000.0
+_GEMMA3_27B_LAYERS = 62  # the one size whose scores are not scaled by its head size
 _DEFAULT_ROPE_THETA = 10000.0
 
 
@@ -56,15 +61,33 @@ class GGUFConfig:
             chat_bos_token=token_text(metadata, bos),
             chat_eos_token=token_text(metadata, metadata.get("tokenizer.ggml.eos_token_id")),
             weights_dtype=self._dtype(),
+            decoder=self._gemma3() if self.architecture == "gemma3" else DecoderConfig(),
         )
 
     def _find_architecture(self) -> _Architecture:
         found = self.file.metadata.get("general.architecture")
-        if found not in ("llama", "qwen2", "qwen3"):  # Mistral's files say llama
-            raise self._error(f"general.architecture {found!r} is not supported; supported: llama, qwen2, qwen3")
+        if found not in _SUPPORTED:
+            raise self._error(f"general.architecture {found!r} is not supported; supported: {', '.join(_SUPPORTED)}")
         if self.file.metadata.get(f"{found}.expert_count"):
             raise self._error("mixture-of-experts models are not supported")
         return cast(_Architecture, found)
+
+    def _gemma3(self) -> DecoderConfig:
+        """Norm weights need no offset: the converter has added it."""
+        sizes = self._sizes()
+        num_layers, hidden_size = sizes["num_layers"], sizes["hidden_size"]
+        per_head = hidden_size // sizes["num_heads"] if num_layers == _GEMMA3_27B_LAYERS else sizes["head_dim"]
+        period = int(self._value("attention.sliding_window_pattern", _LOCAL_LAYERS))
+        softcap = self._value("final_logit_softcapping", None)
+        return DecoderConfig(
+            norms="both",
+            activation="gelu_tanh",
+            local_rope_theta=float(self._value("rope.freq_base_swa", _LOCAL_ROPE_THETA)),
+            global_layers=tuple(layer for layer in range(num_layers) if (layer + 1) % period == 0),
+            attention_scale=float(per_head) ** -0.5,
+            logits_softcap=None if softcap is None else float(softcap),
+            embedding_scale=float(hidden_size) ** 0.5,
+        )
 
     def _sizes(self) -> dict[str, Any]:
         hidden_size = self._size("hidden_size", "embedding_length")

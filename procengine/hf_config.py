@@ -8,46 +8,28 @@ not a wrong answer later.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, cast
 
 from procengine.config import DType, ModelConfig
+from procengine.hf_decoder import HuggingFaceDecoder
 from procengine.hf_embedding import read_embedding
+from procengine.hf_families import CLASSES, FAMILIES, Architecture
 from procengine.hf_files import HuggingFaceFolder, safetensors_dtype
 from procengine.hf_rope import HuggingFaceRope
 from procengine.model_limits import why_not_a_size
 
 __all__ = ["HuggingFaceConfig"]
 
-_Architecture = Literal["llama", "mistral", "qwen2", "qwen3"]
-
-
-class _Defaults(NamedTuple):
-    """What transformers assumes for keys that a config.json leaves out."""
-
-    vocab_size: int
-    intermediate_size: int
-    max_position_embeddings: int
-    num_kv_heads: int | None  # None: as many as attention heads
-    head_dim: int | None = None  # None: hidden_size / num_heads
-    hidden_size: int = 4096
-    bos_token_id: int | None = None
-    eos_token_id: int | None = None
-
-
-_CLASSES: dict[str, _Architecture] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
+# GPT-2 has names of its own for what all have.
+_OTHER_KEYS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "rms_norm_eps",
 }
-_DEFAULTS: dict[_Architecture, _Defaults] = {
-    "llama": _Defaults(32000, 11008, 2048, None, bos_token_id=1, eos_token_id=2),
-    "mistral": _Defaults(32000, 14336, 131072, 8, bos_token_id=1, eos_token_id=2),
-    "qwen2": _Defaults(151936, 22016, 32768, 32),
-    "qwen3": _Defaults(151936, 22016, 32768, 32, head_dim=128),
-}
-_DEFAULT_WINDOW = 4096  # mistral, and qwen with use_sliding_window
-_DEFAULT_RMS_NORM_EPS = 1e-6
+_BIASED: tuple[Architecture, ...] = ("llama", "qwen3", "granite", "olmo2", "smollm3", "gemma2", "gemma3", "qwen3_moe")
 
 
 class HuggingFaceConfig:
@@ -58,29 +40,36 @@ class HuggingFaceConfig:
         self.folder = HuggingFaceFolder(path)
         self.config = self.folder.read_json("config.json")
         self.architecture = self._find_architecture()
-        self.defaults = _DEFAULTS[self.architecture]
+        self.defaults = FAMILIES[self.architecture]
+        if self.architecture == "gpt2":
+            self.config = {_OTHER_KEYS.get(key, key): value for key, value in self.config.items()}
+            if self.config.get("intermediate_size") is None:
+                self.config["intermediate_size"] = 4 * self._size("hidden_size", self.defaults.hidden_size)
 
     def resolve(self) -> ModelConfig:
         self._check_supported()
         weights = self.folder.find_weights()
         tokenizer_config = self.folder.read_json("tokenizer_config.json", missing_ok=True)
         bos, eos = (_token_string(tokenizer_config.get(key)) for key in ("bos_token", "eos_token"))
-        rope = HuggingFaceRope(self.folder, self.config, self.defaults.max_position_embeddings)
+        rope = HuggingFaceRope(self.folder, self.config, self.architecture)
+        sizes = self._sizes()
+        rope.rotary_dim(sizes["head_dim"])
+        decoder = HuggingFaceDecoder(self.folder, self.config, self.architecture, sizes, rope)
         return ModelConfig(
             name=self.name,
             path=str(self.folder.path.absolute()),
             format="safetensors",
             architecture=self.architecture,
-            **self._sizes(),
-            rms_norm_eps=float(self.config.get("rms_norm_eps", _DEFAULT_RMS_NORM_EPS)),
+            **sizes,
+            rms_norm_eps=float(self.config.get("rms_norm_eps", self.defaults.rms_norm_eps)),
             rope_theta=rope.theta(),
             rope_scaling=rope.scaling(),
-            tie_word_embeddings=bool(self.config.get("tie_word_embeddings", False)),
-            qkv_bias=self.architecture == "qwen2" or self._attention_bias(),
+            tie_word_embeddings=bool(self.config.get("tie_word_embeddings", self.defaults.tie_word_embeddings)),
+            qkv_bias=self._qkv_bias(),
             attention_output_bias=self._attention_bias(),
-            mlp_bias=self.architecture == "llama" and bool(self.config.get("mlp_bias", False)),
-            qk_norm=self.architecture == "qwen3",
-            sliding_window=self._sliding_window(),
+            mlp_bias=self.architecture in ("llama", "granite", "smollm3") and bool(self.config.get("mlp_bias", False)),
+            qk_norm=self.architecture in ("qwen3", "qwen3_moe", "olmo2", "gemma3"),
+            sliding_window=decoder.layers.window(),
             bos_token_id=self.config.get("bos_token_id", self.defaults.bos_token_id),
             eos_token_ids=self._eos_token_ids(eos),
             tokenizer_path=str(self.folder.find_tokenizer()),
@@ -88,25 +77,28 @@ class HuggingFaceConfig:
             chat_bos_token=bos,
             chat_eos_token=eos,
             weights_dtype=self._dtype(weights),
+            decoder=decoder.resolve(),
             **read_embedding(self.folder, pooling="last", normalize=True, is_causal=True),
         )
 
-    def _find_architecture(self) -> _Architecture:
+    def _find_architecture(self) -> Architecture:
         classes = self.config.get("architectures") or []
         model_type = self.config.get("model_type")
         for cls in classes:
-            if cls in _CLASSES:
-                return _CLASSES[cls]
-        if not classes and model_type in _DEFAULTS:
-            return cast(_Architecture, model_type)
+            if cls in CLASSES:
+                return CLASSES[cls]
+        for architecture, family in FAMILIES.items():
+            if not classes and model_type in (architecture, *family.other_names):
+                return architecture
         raise self.folder.error(
-            f"the architecture {', '.join(classes) or model_type!r} is not supported; supported: {', '.join(_CLASSES)}"
+            f"the architecture {', '.join(classes) or model_type!r} is not supported; supported: {', '.join(CLASSES)}"
         )
 
     def _check_supported(self) -> None:
-        activation = self.config.get("hidden_act", "silu")
-        if activation != "silu":
-            raise self.folder.error(f"hidden_act {activation!r} is not supported; supported: silu")
+        key, supported = self.defaults.activation_key, self.defaults.activation
+        activation = self.config.get(key) or supported
+        if activation != supported:
+            raise self.folder.error(f"{key} {activation!r} is not supported; supported: {supported}")
         quantization = self.config.get("quantization_config")
         if quantization is not None:
             method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
@@ -116,7 +108,7 @@ class HuggingFaceConfig:
 
     def _sizes(self) -> dict[str, Any]:
         hidden_size = self._size("hidden_size", self.defaults.hidden_size)
-        num_heads = self._size("num_heads", 32, key="num_attention_heads")
+        num_heads = self._size("num_heads", self.defaults.num_heads, key="num_attention_heads")
         default_head_dim = self.defaults.head_dim or hidden_size // num_heads
         num_kv_heads = self._size(
             "num_kv_heads", self.defaults.num_kv_heads or num_heads, key="num_key_value_heads", null=num_heads
@@ -135,11 +127,16 @@ class HuggingFaceConfig:
         }
 
     def _attention_bias(self) -> bool:
-        # Mistral never has biases and Qwen2 always has the three input ones, whatever this key says.
-        return self.architecture in ("llama", "qwen3") and bool(self.config.get("attention_bias", False))
+        # The others never have biases, whatever this key says, or have those of the input only.
+        return self.architecture in _BIASED and bool(self.config.get("attention_bias", False))
+
+    def _qkv_bias(self) -> bool:
+        if self.architecture == "qwen2_moe":
+            return bool(self.config.get("qkv_bias", True))
+        return self.architecture == "qwen2" or self._attention_bias()
 
     def _num_layers(self) -> int:
-        return self._size("num_layers", 32, key="num_hidden_layers")
+        return self._size("num_layers", self.defaults.num_layers, key="num_hidden_layers")
 
     def _size(self, field: str, default: int, key: str | None = None, null: int | None = None) -> int:
         """The number for `field` of ModelConfig under `key` (its own name), `default` if absent, `null` if null."""
@@ -150,26 +147,6 @@ class HuggingFaceConfig:
         if (wrong := why_not_a_size(field, value)) is not None:
             raise self.folder.error(f"config.json: {key} {wrong}")
         return int(value)
-
-    def _sliding_window(self) -> int | None:
-        if self.architecture == "llama":
-            return None
-        window: int | None = self.config.get("sliding_window", _DEFAULT_WINDOW)
-        if self.architecture == "mistral":
-            return window
-        if not self.config.get("use_sliding_window", False) or window is None:
-            return None
-        return window if self._every_layer_slides() else None
-
-    def _every_layer_slides(self) -> bool:
-        num_layers = self._num_layers()
-        kinds = self.config.get("layer_types")
-        if kinds is None:  # layers from max_window_layers on slide
-            first = int(self.config.get("max_window_layers", 28))
-            kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
-        if len(set(kinds)) > 1:
-            raise self.folder.error("sliding attention in some layers and full attention in others is not supported")
-        return bool(kinds) and kinds[0] == "sliding_attention"
 
     def _eos_token_ids(self, eos_token: str) -> tuple[int, ...]:
         generation = self.folder.read_json("generation_config.json", missing_ok=True)

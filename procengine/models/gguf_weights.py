@@ -7,7 +7,7 @@ Owns: names, row order and decoding. Never does: parse the file (`gguf_file` doe
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,14 @@ _IN_BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# What some architectures call otherwise, or have beside these.
+_IN_BLOCK_OF = {
+    "gemma3": {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+}
 _BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 _PLAIN: dict[GGMLQuantizationType, np.dtype[Any]] = {
@@ -64,8 +72,10 @@ class GGUFWeights:
 
     def __init__(self, path: Path, num_heads: int, num_kv_heads: int) -> None:
         self._file = GGUFFile(path)
-        self._info = {_hugging_face_name(name): info for name, info in self._file.tensors.items()}
-        permuted = self._file.metadata.get("general.architecture") in _PERMUTED_ARCHITECTURES
+        architecture = self._file.metadata.get("general.architecture")
+        in_block = _IN_BLOCK | _IN_BLOCK_OF.get(str(architecture), {})
+        self._info = {_hugging_face_name(name, in_block): info for name, info in self._file.tensors.items()}
+        permuted = architecture in _PERMUTED_ARCHITECTURES
         self._heads = {"q_proj": num_heads, "k_proj": num_kv_heads} if permuted else {}
 
     @property
@@ -94,11 +104,11 @@ class GGUFWeights:
             self._file.release(info.name, part.start, part.stop - part.start)
 
 
-def _hugging_face_name(name: str) -> str:
+def _hugging_face_name(name: str, in_block: Mapping[str, str]) -> str:
     """The Hugging Face name of a GGUF tensor; one without counterpart keeps its own."""
     match = _BLOCK_NAME.fullmatch(name)
-    if match is not None and match[2] in _IN_BLOCK:
-        return f"model.layers.{match[1]}.{_IN_BLOCK[match[2]]}.{match[3]}"
+    if match is not None and match[2] in in_block:
+        return f"model.layers.{match[1]}.{in_block[match[2]]}.{match[3]}"
     stem, _, kind = name.partition(".")
     return f"{_TOP_LEVEL[stem]}.{kind}" if stem in _TOP_LEVEL else name
 

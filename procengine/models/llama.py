@@ -1,11 +1,11 @@
-"""The Llama family: Llama, Mistral, Qwen2 and Qwen3, told apart by the facts in ModelConfig.
+"""The Llama family and those that depart from it by facts which ModelConfig states, in `decoder` most of them.
 
 Owns: the order of operations of a forward pass. Never does: read files, hold a KV cache, or know about requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as functional
@@ -13,77 +13,119 @@ from torch import Tensor
 
 from procengine.config import ModelConfig
 from procengine.kernels.attention import AttentionSpec, Rotation
-from procengine.kernels.operations import TORCH_OPERATIONS, Operations
+from procengine.kernels.linear.quantized import WeightKind
+from procengine.kernels.operations import Operations
 from procengine.kernels.rope import RotaryTable
-from procengine.models.llama_weights import LayerWeights, LlamaWeights
+from procengine.models.decoder import AttentionCallback
+from procengine.models.llama_layer import Layer
+from procengine.models.new_tensors import Matrix, NewTensors, as_floats, rounded
+from procengine.models.rotary import rotary_tables
+from procengine.models.tensor_names import EMBEDDING, LM_HEAD
 
-__all__ = ["AttentionCallback", "LlamaModel"]
+__all__ = ["LlamaModel"]
 
-# attention(layer_index, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D], rotation) -> [T, H, D]. Queries and keys are not yet
-# turned: whoever attends turns them, in the pass that stores the keys if it can. None: they are not to be turned.
-AttentionCallback = Callable[[int, Tensor, Tensor, Tensor, Rotation | None], Tensor]
+Rotary = tuple[Tensor, Tensor]  # cos and sin
 
 
 class LlamaModel:
-    """A decoder of pre-normalised blocks: attention with rotary positions, then a gated MLP.
-
-    Call it under `torch.inference_mode()`. `attention[i]` says how layer i attends.
-    """
+    """A decoder of blocks of attention with rotary positions and a gated MLP, as `Decoder` says."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        weights: LlamaWeights,
-        rotary: RotaryTable,
-        operations: Operations = TORCH_OPERATIONS,
+        self, config: ModelConfig, new: NewTensors, operations: Operations, in_layers: NewTensors | None = None
     ) -> None:
+        self._config = config
         self.num_layers = config.num_layers
-        self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
-        self.attention = (AttentionSpec(config.head_dim**-0.5, config.sliding_window),) * config.num_layers
-        self.max_positions = rotary.cos.shape[0]
-        self.dtype = weights.embedding.dtype
-        self.device = weights.embedding.device
+        self.attention = tuple(_attention_spec(config, layer) for layer in range(config.num_layers))
         self.operations = operations
-        self.quantization = weights.quantization
+        self.embedding = new(config.vocab_size, config.hidden_size)
+        self.layers = [Layer(config, index, in_layers or new, operations) for index in range(config.num_layers)]
+        self.final_norm = new(config.hidden_size)
+        # With tied embeddings the same tensor, or what that was rounded to.
+        self.lm_head: Matrix = self.embedding
+        if not config.tie_word_embeddings:
+            self.lm_head = new(config.vocab_size, config.hidden_size)
+        self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self._eps = config.rms_norm_eps
-        self._weights = weights
-        self._cos, self._sin = (torch.from_numpy(table).to(self.device) for table in (rotary.cos, rotary.sin))
+        self._facts = config.decoder
+        # Rounded to the weights' dtype, as transformers does.
+        self._embedding_scale = float(torch.tensor(config.decoder.embedding_scale, dtype=self.dtype))
+        self._rotary = _on_device(rotary_tables(config), self.device)
+
+    @property
+    def quantization(self) -> str:
+        first = self.layers[0].attention.qkv
+        return "none" if isinstance(first, Tensor) else first.kind
+
+    def replace_layer(self, index: int, new: NewTensors) -> Layer:
+        self.layers[index] = Layer(self._config, index, new, self.operations)
+        return self.layers[index]
+
+    def layer_prefix(self, index: int) -> str:
+        return f"model.layers.{index}."
+
+    def outer_destinations(self) -> Iterator[tuple[str, Tensor]]:
+        yield EMBEDDING, self.embedding
+        yield "model.norm.weight", self.final_norm
+        if self.lm_head is not self.embedding:  # when tied, a checkpoint's own lm_head is ignored, as in Hugging Face
+            yield LM_HEAD, as_floats(self.lm_head)
+
+    def settle_outer(self) -> None:
+        if self._facts.norm_offset:
+            self.final_norm.add_(self._facts.norm_offset)
+
+    def quantize_head(self, kind: WeightKind) -> None:
+        self.lm_head = rounded(self.lm_head, kind)
 
     def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback) -> Tensor:
-        """Hidden states after the final norm, [T, hidden_size] in the model's dtype.
-
-        input_ids, positions: int32 or int64 [T], tokens of any number of sequences; `attention` knows which is which.
-        """
-        add_rms_norm = self.operations.add_rms_norm
-        rotation = Rotation(self._cos, self._sin, positions)
-        residual = functional.embedding(input_ids, self._weights.embedding)
-        x = self.operations.rms_norm(residual, self._weights.layers[0].input_norm, self._eps)
-        last = self.num_layers - 1
-        for index, layer in enumerate(self._weights.layers):
-            x = self._attend(index, layer, x, rotation, attention)
-            x, residual = add_rms_norm(x, residual, layer.post_attention_norm, self._eps)
-            x = self._mlp(layer, x)
-            next_norm = self._weights.final_norm if index == last else self._weights.layers[index + 1].input_norm
-            x, residual = add_rms_norm(x, residual, next_norm, self._eps)
+        residual = functional.embedding(input_ids, self.embedding)
+        if self._embedding_scale != 1.0:
+            residual = residual * self._embedding_scale
+        x = self._normalised(residual, self.layers[0].input_norm)
+        next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
+        for layer, rotary, next_norm in zip(self.layers, self._rotary, next_norms, strict=True):
+            rotation = None if rotary is None else Rotation(*rotary, positions)
+            x = layer.attention(x, rotation, attention)
+            x, residual = self._add(x, residual, layer.attention_output_norm, layer.mlp_norm)
+            x, residual = self._add(layer.mlp(x), residual, layer.mlp_output_norm, next_norm)
         return x
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits. hidden: [S, hidden_size], rows of `forward`'s result; returns float32 [S, vocab_size]."""
-        return self.operations.linear(hidden, self._weights.lm_head, None).to(torch.float32)
+        logits = self.operations.linear(hidden, self.lm_head, None).to(torch.float32)
+        if self._facts.logits_scale != 1.0:
+            logits = logits * self._facts.logits_scale
+        if self._facts.logits_softcap is not None:
+            logits = self._facts.logits_softcap * torch.tanh(logits / self._facts.logits_softcap)
+        return logits
 
-    def _attend(
-        self, index: int, layer: LayerWeights, x: Tensor, rotation: Rotation, attention: AttentionCallback
-    ) -> Tensor:
-        linear, rms_norm = self.operations.linear, self.operations.rms_norm
-        heads = linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, self.head_dim)
-        q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = rms_norm(q, layer.q_norm, self._eps), rms_norm(k, layer.k_norm, self._eps)
-        return linear(attention(index, q, k, v, rotation).flatten(1), layer.output, layer.output_bias)
+    def _add(
+        self, x: Tensor, residual: Tensor, own_norm: Tensor | None, next_norm: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What a block gave goes to the residual; and what the next block takes, which comes first."""
+        x = self._normalised(x, own_norm)
+        if self._facts.residual_scale != 1.0:
+            x = x * self._facts.residual_scale
+        if next_norm is not None:
+            return self.operations.add_rms_norm(x, residual, next_norm, self._eps)
+        total = residual + x
+        return total, total
 
-    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        linear = self.operations.linear
-        inner = self.operations.silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-        return linear(inner, layer.down, layer.down_bias)
+    def _normalised(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else self.operations.rms_norm(x, weight, self._eps)
+
+
+def _attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
+    facts = config.decoder
+    scale = config.head_dim**-0.5 if facts.attention_scale is None else facts.attention_scale
+    window = None if layer in facts.global_layers else config.sliding_window
+    return AttentionSpec(scale, window, facts.attention_softcap)
+
+
+def _on_device(tables: tuple[RotaryTable | None, ...], device: torch.device) -> tuple[Rotary | None, ...]:
+    """Each table once, however many layers turn by it."""
+    moved = {
+        id(table): (torch.from_numpy(table.cos).to(device), torch.from_numpy(table.sin).to(device))
+        for table in {id(table): table for table in tables if table is not None}.values()
+    }
+    return tuple(None if table is None else moved[id(table)] for table in tables)

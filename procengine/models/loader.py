@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,23 +16,14 @@ from tqdm import tqdm
 
 from procengine.config import ModelConfig, Quantization
 from procengine.errors import ModelError
-from procengine.kernels.linear.quantized import quantize
+from procengine.kernels.linear.quantized import WeightKind
 from procengine.kernels.operations import TORCH_OPERATIONS, Operations
-from procengine.models.llama import LlamaModel
-from procengine.models.llama_weights import (
-    LayerWeights,
-    LlamaWeights,
-    allocate_layer,
-    allocate_weights,
-    layer_destinations,
-    quantized_layer,
-    weight_destinations,
-)
+from procengine.models.decoder import Decoder, DecoderLayer
+from procengine.models.new_tensors import NewTensors
 from procengine.models.registry import find_implementation
-from procengine.models.rotary import rotary_table
 from procengine.models.weights import WeightSource, open_weights
 
-__all__ = ["load_model", "read_into"]
+__all__ = ["destinations", "load_model", "read_into"]
 
 
 def load_model(
@@ -43,7 +33,7 @@ def load_model(
     progress: bool,
     operations: Operations = TORCH_OPERATIONS,
     quantization: Quantization = "none",
-) -> LlamaModel:
+) -> Decoder:
     """Read `config.path` and build the model, which computes with `operations`.
 
     Each tensor is decoded straight into its place, so memory peaks at the model plus a few tensors; with
@@ -54,44 +44,55 @@ def load_model(
     with torch.inference_mode():
         source = open_weights(config)
         # Before anything is allocated: sizes that the configuration claims and the file does not have cost nothing.
-        _check(source, weight_destinations(config, allocate_weights(config, dtype, "meta")), config)
-        weights = _read_weights(config, source, dtype, device, quantization, progress)
-        rotary = rotary_table(config)
-    return implementation(config, weights, rotary, operations)
+        meta = NewTensors(dtype, "meta")
+        needed = list(destinations(implementation(config, meta, operations)))
+        _check(source, needed, config)
+        new = NewTensors(dtype, device)
+        with _progress_bar(sum(tensor.numel() for _, tensor in needed), progress) as bar:
+            if quantization == "none" or quantization == "stored":  # as a GGUF file's blocks, which are floats in torch
+                model = implementation(config, new, operations)
+                _fill(model, source, bar)
+            else:
+                assert quantization != "int14", "of encoders alone"
+                model = implementation(config, new, operations, in_layers=meta)
+                _fill_rounded(model, source, quantization, new, bar)
+    return model
 
 
-def _read_weights(
-    config: ModelConfig,
-    source: WeightSource,
-    dtype: torch.dtype,
-    device: str | torch.device,
-    quantization: Quantization,
-    progress: bool,
-) -> LlamaWeights:
-    with _progress_bar(config, progress) as bar:
-        # stored: as a GGUF file's blocks, which a model in torch has as floats
-        if quantization == "none" or quantization == "stored":
-            weights = allocate_weights(config, dtype, device)
-            _read_all(source, list(weight_destinations(config, weights)), bar)
-            return weights
-        assert quantization != "int14", "of encoders alone"
-        bare = msgspec.structs.replace(config, num_layers=0)
-        outside = allocate_weights(bare, dtype, device)
-        _read_all(source, list(weight_destinations(bare, outside)), bar)
-        layers: list[LayerWeights] = []
-        for index in range(config.num_layers):
-            layer = allocate_layer(config, torch.float32, device)
-            _read_all(source, list(layer_destinations(config, layer, index)), bar)
-            layers.append(quantized_layer(layer, quantization, dtype))
-        assert isinstance(outside.lm_head, Tensor)
-        # Four bits would harm the head most; the embedding, of which a step reads a few rows, stays as it is.
-        head = quantize(outside.lm_head, "int8" if quantization == "int4" else quantization)
-        return LlamaWeights(outside.embedding, tuple(layers), outside.final_norm, head)
+def _fill(model: Decoder, source: WeightSource, bar: tqdm) -> None:
+    _read_all(source, list(destinations(model)), bar)
+    model.settle_outer()
+    for layer in model.layers:
+        layer.settle()
+
+
+def _fill_rounded(model: Decoder, source: WeightSource, kind: WeightKind, new: NewTensors, bar: tqdm) -> None:
+    """Layer by layer, each in float32 first."""
+    _read_all(source, list(model.outer_destinations()), bar)
+    model.settle_outer()
+    for index in range(model.num_layers):
+        layer = model.replace_layer(index, NewTensors(torch.float32, new.device))
+        _read_all(source, list(_in_layer(model, index, layer)), bar)
+        layer.settle()
+        layer.quantize(kind, new.dtype)
+    # Four bits would harm the head most.
+    model.quantize_head("int8" if kind == "int4" else kind)
+
+
+def destinations(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """Every checkpoint tensor that the model needs, with the (slice of a) tensor it fills."""
+    yield from model.outer_destinations()
+    for index, layer in enumerate(model.layers):
+        yield from _in_layer(model, index, layer)
+
+
+def _in_layer(model: Decoder, index: int, layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in layer.destinations():
+        yield model.layer_prefix(index) + name, tensor
 
 
 @contextmanager
-def _progress_bar(config: ModelConfig, progress: bool) -> Iterator[tqdm]:
-    total = sum(one.numel() for _, one in weight_destinations(config, allocate_weights(config, torch.float32, "meta")))
+def _progress_bar(total: int, progress: bool) -> Iterator[tqdm]:
     with tqdm(total=total, desc="Loading weights", unit="", unit_scale=True, disable=not progress) as bar:
         yield bar
 

@@ -1,22 +1,37 @@
-"""The rotary table of a model.
+"""The rotary tables of a model.
 
-Owns: how a ModelConfig names what `kernels.rope` needs. Never does: compute frequencies.
+Owns: how a ModelConfig names what `kernels.rope` needs, and which layer turns by which table. Never does: compute
+frequencies.
 """
 
 from __future__ import annotations
 
-from procengine.config import ModelConfig
+from procengine.config import ModelConfig, RopeScaling
 from procengine.kernels.rope import RopeSpec, RotaryTable, make_rotary_table
 
-__all__ = ["rotary_table"]
+__all__ = ["rotary_table", "rotary_tables"]
 
 
 def rotary_table(config: ModelConfig) -> RotaryTable:
     """For all positions that the model can be asked for."""
-    scaling = config.rope_scaling
+    return _table(config, config.rope_theta, config.rope_scaling)
+
+
+def rotary_tables(config: ModelConfig) -> tuple[RotaryTable | None, ...]:
+    """That of each layer, layers alike with the same one; None: positions do not matter to it."""
+    own = rotary_table(config)
+    local_theta = config.decoder.local_rope_theta
+    local = own if local_theta is None else _table(config, local_theta, RopeScaling())
+    return tuple(
+        None if layer in config.decoder.plain_layers else own if layer in config.decoder.global_layers else local
+        for layer in range(config.num_layers)
+    )
+
+
+def _table(config: ModelConfig, theta: float, scaling: RopeScaling) -> RotaryTable:
     spec = RopeSpec(
-        head_dim=config.head_dim,
-        theta=config.rope_theta,
+        head_dim=config.decoder.rotary_dim or config.head_dim,
+        theta=theta,
         kind=scaling.kind,
         factor=scaling.factor,
         original_max_position_embeddings=scaling.original_max_position_embeddings or config.max_position_embeddings,
@@ -26,7 +41,8 @@ def rotary_table(config: ModelConfig) -> RotaryTable:
         beta_slow=scaling.beta_slow,
         attention_factor=scaling.attention_factor,
         truncate=scaling.truncate,
+        factors=scaling.long_factors if scaling.is_long else scaling.short_factors,
     )
     # Some configs state the stretched context, some only the original one: room for either.
     max_len = max(config.max_position_embeddings, int(scaling.factor * spec.original_max_position_embeddings))
-    return make_rotary_table(spec, max_len)
+    return make_rotary_table(spec, max_len, config.head_dim)

@@ -34,17 +34,17 @@ _READABLE: dict[str, np.dtype[Any]] = {
 class SafetensorsWeights:
     """A WeightSource over the safetensors files of one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prefix: str = "model.") -> None:
         self._stored_name: dict[str, str] = {}
         self._file: dict[str, SafetensorsFile] = {}
         for file_name in _weight_files(folder):
             file = SafetensorsFile(folder / file_name)
             self._file |= dict.fromkeys(file.tensors, file)
         # Embedding models are often saved without the language-model wrapper, and then without its prefix.
-        bare = not any(stored_name.startswith("model.") for stored_name in self._file)
+        bare = not any(stored_name.startswith(prefix) for stored_name in self._file)
         for stored_name in self._file:
-            prefix = "model." if bare and not stored_name.startswith("lm_head.") else ""
-            self._stored_name[prefix + stored_name] = stored_name
+            lacks = bare and not stored_name.startswith("lm_head.")
+            self._stored_name[prefix + stored_name if lacks else stored_name] = stored_name
 
     @property
     def names(self) -> Collection[str]:

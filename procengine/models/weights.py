@@ -59,4 +59,5 @@ def open_weights(config: ModelConfig) -> WeightSource:
         return GGUFWeights(Path(config.path), config.num_heads, config.num_kv_heads)
     from procengine.models.safetensors_weights import SafetensorsWeights
 
-    return SafetensorsWeights(Path(config.path))
+    prefix = "transformer." if config.architecture == "gpt2" else "model."
+    return SafetensorsWeights(Path(config.path), prefix)

@@ -42,7 +42,7 @@ def test_low_precision_is_rounded_once() -> None:
 
 def test_an_unknown_scaling_is_refused() -> None:
     with pytest.raises(ConfigError, match="longrope"):
-        make_rotary_table(RopeSpec(head_dim=4, kind="longrope"), 4)
+        make_rotary_table(RopeSpec(head_dim=4, kind="dynamic"), 4)
 
 
 SCALINGS: list[dict[str, Any]] = [

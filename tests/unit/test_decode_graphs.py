@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from procengine.config import ModelConfig
 from procengine.decode_graphs import DecodeGraphs, graph_sizes
 from procengine.device_streams import HostStreams
 from procengine.executor import ForwardBatch
-from procengine.models.llama import LlamaModel
+from procengine.models.decoder import Decoder
 from procengine.models.loader import load_model
 from procengine.request import RowSampling
 from procengine.row_features import PENALTIES, RANDOM, TOP_P
@@ -103,7 +104,7 @@ def test_only_whole_decode_batches_have_a_graph() -> None:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, ModelConfig, LlamaModel]]:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, ModelConfig, Decoder]]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     folder: Path = tmp_path_factory.mktemp("llama")
@@ -115,7 +116,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Model
 
 @pytest.mark.parametrize("options", [{}, {"depth": 3, "decode_steps": 4, "num_blocks": 40}], ids=str)
 def test_every_token_is_the_one_without_graphs(
-    llama: tuple[Any, ModelConfig, LlamaModel], options: dict[str, Any]
+    llama: tuple[Any, ModelConfig, Decoder], options: dict[str, Any]
 ) -> None:
     """Rows come and go, so that batches of all sizes run; greedy ones are also those of transformers."""
     oracle, config, model = llama
@@ -134,3 +135,26 @@ def test_every_token_is_the_one_without_graphs(
                 ids, max_new_tokens=6 + 3 * number, min_new_tokens=6 + 3 * number, do_sample=False
             )
         assert engines[1].tokens[2 * number] == expected[0, len(prompt) :].tolist()
+
+
+def test_nvtx_ranges_name_what_runs_and_change_nothing(
+    llama: tuple[Any, ModelConfig, Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    @contextmanager
+    def named(name: str) -> Iterator[None]:
+        names.append(name)
+        yield
+
+    monkeypatch.setattr("procengine.nvtx_executor.nvtx.range", named)
+    _, config, model = llama
+    engines = [Engine(TinyModel(config, TorchModel(model, nvtx=nvtx))) for nvtx in (False, True)]
+    for engine in engines:
+        assert names[1:] == []
+        engine.add(PROMPTS[0], 3)
+        engine.add(PROMPTS[1], 2, RowSampling(1, 0.9, features=RANDOM))
+        engine.run()
+    assert engines[1].tokens == engines[0].tokens
+    assert names[:2] == ["prepare", "forward 28 tokens of 2 rows, 0 decode"]
+    assert {"logits", "sample", "greedy"} <= set(names)

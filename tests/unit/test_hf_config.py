@@ -71,6 +71,49 @@ def test_defaults_are_those_of_transformers(tmp_path: Path, name: str, sizes: di
     assert ours.qkv_bias == (name == "Qwen2") and ours.qk_norm == (name == "Qwen3")
 
 
+@pytest.mark.parametrize(
+    "name", ["Phi3", "Olmo2", "Granite", "SmolLM3", "Gemma2", "Gemma3", "Mixtral", "Qwen2Moe", "Qwen3Moe"]
+)
+@pytest.mark.parametrize("style", ["saved", "bare"])
+def test_defaults_of_other_families_too(tmp_path: Path, name: str, style: str) -> None:
+    import transformers
+
+    theirs = getattr(transformers, f"{name}{'Text' if name == 'Gemma3' else ''}Config")()
+    head = {"architectures": [f"{name}ForCausalLM"], "dtype": "bfloat16"}
+    ours = resolve(tmp_path, {**theirs.to_dict(), **head} if style == "saved" else head)
+    for own, other in (
+        ("vocab_size", "vocab_size"),
+        ("hidden_size", "hidden_size"),
+        ("intermediate_size", "intermediate_size"),
+        ("num_layers", "num_hidden_layers"),
+        ("num_heads", "num_attention_heads"),
+        ("num_kv_heads", "num_key_value_heads"),
+        ("max_position_embeddings", "max_position_embeddings"),
+        ("rms_norm_eps", "rms_norm_eps"),
+        ("tie_word_embeddings", "tie_word_embeddings"),
+        ("bos_token_id", "bos_token_id"),
+    ):
+        assert getattr(ours, own) == getattr(theirs, other), own
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    assert ours.eos_token_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
+    rope = theirs.rope_parameters
+    assert ours.rope_theta == rope.get("full_attention", rope)["rope_theta"]
+    kinds = getattr(theirs, "layer_types", None) or []
+    windows = (
+        [layer for layer, kind in enumerate(kinds) if kind == "full_attention"] if "sliding_attention" in kinds else []
+    )
+    assert ours.decoder.global_layers == tuple(windows)
+    assert ours.sliding_window == (theirs.sliding_window if windows else None)
+    experts = ours.decoder.experts
+    assert (experts is None) == (not hasattr(theirs, "num_experts_per_tok"))
+    if experts is not None:
+        assert experts.num_experts == theirs.num_experts
+        assert experts.num_experts_per_token == theirs.num_experts_per_tok
+        assert experts.intermediate_size == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
+        assert experts.layers == tuple(range(ours.num_layers))
+        assert experts.shared_intermediate_size == getattr(theirs, "shared_expert_intermediate_size", 0)
+
+
 def test_null_key_value_heads_means_one_for_each_head(tmp_path: Path) -> None:
     for model_type in ("llama", "mistral", "qwen2", "qwen3"):
         keys = {"model_type": model_type, "num_key_value_heads": None}
@@ -103,10 +146,24 @@ def test_sliding_window(tmp_path: Path, keys: dict[str, Any], window: int | None
 
 
 @pytest.mark.parametrize(
+    ("keys", "layers"),
+    [
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, (0,)),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}, ()),
+        ({"model_type": "qwen2", "max_window_layers": 1}, ()),
+        ({"model_type": "gemma2"}, (1,)),
+        ({"model_type": "gemma3_text", "layer_types": ["full_attention", "sliding_attention"]}, (0,)),
+    ],
+)
+def test_layers_without_the_window(tmp_path: Path, keys: dict[str, Any], layers: tuple[int, ...]) -> None:
+    assert resolve(tmp_path, {**without(LLAMA, "architectures"), **keys}).decoder.global_layers == layers
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
         ({**LLAMA, "architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM.*not supported.*LlamaForCausalLM"),
-        ({**without(LLAMA, "architectures"), "model_type": "phi3"}, "phi3.*not supported"),
+        ({**without(LLAMA, "architectures"), "model_type": "bloom"}, "bloom.*not supported"),
         ({**LLAMA, "rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope.*supported: default"),
         ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic.*not supported"),
         ({**LLAMA, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, "by layer type"),
@@ -122,9 +179,11 @@ def test_sliding_window(tmp_path: Path, keys: dict[str, Any], window: int | None
         ({**LLAMA, "eos_token_id": ["</s>"]}, r"wrong type.*eos_token_ids"),
         ({**LLAMA, "sliding_window": "all", "architectures": ["MistralForCausalLM"]}, r"wrong type.*sliding_window"),
         (
-            {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1},
-            "sliding attention in some layers",
+            {**LLAMA, "architectures": ["Gemma3ForCausalLM"], "layer_types": ["chunked_attention"] * 2},
+            "layer_types.*chunked_attention.*not supported",
         ),
+        ({**LLAMA, "architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "bidirectional"),
+        ({**LLAMA, "architectures": ["MixtralForCausalLM"], "num_local_experts": 0}, "num_local_experts is 0"),
     ],
 )
 def test_what_cannot_be_run_exactly_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:

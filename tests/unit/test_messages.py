@@ -110,6 +110,7 @@ GOLDEN: list[tuple[Message, bytes]] = [
         m.EmbedInput(1, 0, 2, 5, 4, (4, 3), "score", (1,)),
         b"\x99\xa5embed\x01\x00\x02\x05\x04\x92\x04\x03\xa5score\x91\x01",
     ),
+    (m.StepFailed(1, 0, 5, [7, 8], "e"), b"\x96\xabstep_failed\x01\x00\x05\x92\x07\x08\xa1e"),
     (m.WorkerReady(1, 0, 64), b"\x94\xacworker_ready\x01\x00\x40"),
     (
         m.StepResult(1, 0, 5, 2, True, 3, 1000, (6, 3)),
@@ -164,7 +165,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], Message], set[type]]] = {
     "frontend": (m.decode_from_frontend, {m.Register, m.Admitted, m.Finish, m.Replay, m.Resume}),
     "output": (m.decode_from_output, {m.TextStop, m.ClientGone, m.Resync, m.Delivered}),
     "step": (m.decode_step, {m.Begin, m.StepInput, m.EmbedInput}),
-    "worker": (m.decode_from_worker, {m.WorkerReady, m.StepResult, m.EmbedResult}),
+    "worker": (m.decode_from_worker, {m.WorkerReady, m.StepFailed, m.StepResult, m.EmbedResult}),
     "supervisor": (
         m.decode_from_supervisor,
         {

@@ -16,6 +16,7 @@ KERNELS = {
     "_bitmask_kernel",
     "_decode_kernel",
     "_dequantize_kernel",
+    "_gate_kernel",
     "_join_kernel",
     "_logprobs_kernel",
     "_penalties_kernel",
@@ -24,7 +25,6 @@ KERNELS = {
     "_rms_norm_kernel",
     "_rope_kernel",
     "_sample_kernel",
-    "_silu_and_mul_kernel",
     "_write_kv_kernel",
 }
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from procengine.kernels.attention import AttentionMetadata, Rotation
-from procengine.models.llama import LlamaModel
+from procengine.models.decoder import Decoder
 
 __all__ = ["PagedForward", "forward_whole"]
 
 
-def forward_whole(model: LlamaModel, token_ids: list[int]) -> Tensor:
+def forward_whole(model: Decoder, token_ids: list[int]) -> Tensor:
     """Logits of all positions of one sequence, float32 [T, V], without a cache."""
     length = len(token_ids)
     start = torch.tensor([0, length], dtype=torch.int32)
@@ -35,7 +35,7 @@ def forward_whole(model: LlamaModel, token_ids: list[int]) -> Tensor:
 class PagedForward:
     """A cache of shuffled blocks and one sequence per row of `sequences`."""
 
-    model: LlamaModel
+    model: Decoder
     sequences: list[list[int]]
     block_size: int = 4
     computed: list[int] = field(default_factory=list)

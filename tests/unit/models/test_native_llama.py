@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,16 +14,17 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from procengine.config import DType, ModelConfig, Quantization
+from procengine.config import KVCacheDType, ModelConfig, Quantization
 from procengine.errors import ModelError
 from procengine.kernels.decoder.native import Decoder
 from procengine.kernels.linear.packed import PackedMatrix, gate_up_order
 from procengine.kernels.native import library
+from procengine.kernels.operations import TORCH_OPERATIONS
 from procengine.models.llama import LlamaModel
-from procengine.models.llama_weights import LlamaWeights, allocate_weights
 from procengine.models.loader import load_model
+from procengine.models.mlp import Mlp
+from procengine.models.new_tensors import Matrix, NewTensors, as_floats
 from procengine.models.packed_llama import load_packed
-from procengine.models.rotary import rotary_table
 from procengine.models.weights import open_weights
 from procengine.native_executor import NativeModel
 from procengine.torch_executor import TorchModel
@@ -57,46 +57,42 @@ class Loaded(NamedTuple):
     reference: TorchModel
 
 
-def load(config: ModelConfig, quantization: Quantization, kv_dtype: DType = "bfloat16") -> Loaded:
+def load(config: ModelConfig, quantization: Quantization, kv_dtype: KVCacheDType = "bfloat16") -> Loaded:
     decoder = load_packed(config, open_weights(config), quantization, num_threads=2, progress=False)
-    reference = LlamaModel(config, unpacked(config, decoder), rotary_table(config))
-    return Loaded(config, decoder, NativeModel(decoder, config.num_layers, kv_dtype), TorchModel(reference))
-
-
-def unpacked(config: ModelConfig, decoder: Decoder) -> LlamaWeights:
-    """The weights that a decoder computes with, in float32."""
-    order = torch.from_numpy(gate_up_order(config.intermediate_size))
-    weights = allocate_weights(config, torch.float32, "cpu")
-
-    def whole(*parts: PackedMatrix) -> Tensor:
-        return torch.cat([torch.from_numpy(part.unpack()) for part in parts])
-
-    def vector(values: NDArray[np.float32] | None) -> Any:
-        return None if values is None else torch.from_numpy(values)
-
-    layers = [
-        replace(
-            own,
-            **{
-                name: vector(getattr(layer, name))
-                for name in ("input_norm", "qkv_bias", "q_norm", "k_norm", "output_bias", "post_attention_norm")
-            },
-            qkv=whole(*layer.qkv),
-            output=whole(layer.output),
-            gate_up=whole(layer.gate_up)[order],
-            gate_up_bias=None if layer.gate_up_bias is None else torch.from_numpy(layer.gate_up_bias)[order],
-            down=whole(layer.down),
-            down_bias=vector(layer.down_bias),
-        )
-        for own, layer in zip(weights.layers, decoder.layers, strict=True)
-    ]
-    return replace(
-        weights,
-        embedding=whole(decoder.embedding),
-        layers=tuple(layers),
-        final_norm=torch.from_numpy(decoder.final_norm),
-        lm_head=whole(decoder.head),
+    return Loaded(
+        config, decoder, NativeModel(decoder, config.num_layers, kv_dtype), TorchModel(unpacked(config, decoder))
     )
+
+
+def unpacked(config: ModelConfig, decoder: Decoder) -> LlamaModel:
+    """A model in float32 with the weights that a decoder computes with."""
+    order = torch.from_numpy(gate_up_order(config.intermediate_size))
+    model = LlamaModel(config, NewTensors(torch.float32, "cpu"), TORCH_OPERATIONS)
+
+    def fill(tensor: Matrix | None, values: NDArray[np.float32] | None, order: Any = slice(None)) -> None:
+        assert (tensor is None) == (values is None)
+        if tensor is not None:
+            as_floats(tensor).copy_(torch.from_numpy(values)[order])
+
+    def whole(*parts: PackedMatrix) -> NDArray[np.float32]:
+        return np.concatenate([part.unpack() for part in parts])
+
+    fill(model.embedding, whole(decoder.embedding))
+    fill(model.final_norm, decoder.final_norm)
+    fill(model.lm_head, whole(decoder.head))
+    for own, layer in zip(model.layers, decoder.layers, strict=True):
+        assert isinstance(own.mlp, Mlp)
+        fill(own.input_norm, layer.input_norm)
+        fill(own.mlp_norm, layer.post_attention_norm)
+        fill(own.attention.qkv, whole(*layer.qkv))
+        fill(own.attention.output, whole(layer.output))
+        for name in ("qkv_bias", "q_norm", "k_norm", "output_bias"):
+            fill(getattr(own.attention, name), getattr(layer, name))
+        fill(own.mlp.gate_up, whole(layer.gate_up), order)
+        fill(own.mlp.gate_up_bias, layer.gate_up_bias, order)
+        fill(own.mlp.down, whole(layer.down))
+        fill(own.mlp.down_bias, layer.down_bias)
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +117,7 @@ def test_logits_are_those_of_torch_with_the_same_weights(
 ) -> None:
     model = load(configs[kind], quantization)
     expected = ExecutorRun(model.reference, model.config, SEQUENCES).run(WHOLE)
-    kv_dtypes: tuple[DType, ...] = ("float32", "bfloat16")
+    kv_dtypes: tuple[KVCacheDType, ...] = ("float32", "bfloat16")
     for kv_dtype in kv_dtypes:
         found = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype=kv_dtype).run(WHOLE)
         for ours, theirs in zip(found, expected, strict=True):
@@ -163,6 +159,25 @@ def test_each_instruction_set_gives_the_logits(
         found = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype="bfloat16").run(CHUNKS)
     for ours, theirs in zip(found, expected, strict=True):
         assert distance(ours, theirs) < CLOSENESS[quantization]
+
+
+@pytest.mark.parametrize("isa", list(library.Isa))
+def test_a_cache_of_int8_gives_nearly_the_logits_and_the_same_bits_however_cut(
+    isa: library.Isa, configs: dict[str, ModelConfig]
+) -> None:
+    if isa > library.best_isa():
+        pytest.skip(f"this CPU has no {isa.name}")
+    for kind in ("llama", "mistral-window"):
+        model = load(configs[kind], "int8")
+        expected = ExecutorRun(model.reference, model.config, SEQUENCES).run(WHOLE)
+        with library.forced_isa(isa):
+            whole, cut = (
+                ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype="int8").run(plan)
+                for plan in (WHOLE, CHUNKS)
+            )
+        for ours, again, theirs in zip(whole, cut, expected, strict=True):
+            assert distance(ours, theirs) < 2 * CLOSENESS["int8"]
+            assert torch.equal(ours, again)
 
 
 def test_more_threads_change_nothing(configs: dict[str, ModelConfig]) -> None:
@@ -233,11 +248,18 @@ def test_blocks_of_a_gguf_file_keep_their_values(
     decoder = load_packed(config, open_weights(config), "stored", num_threads=2, progress=False)
     found = unpacked(config, decoder)
     with torch.inference_mode():
-        expected = load_model(config, torch.float32, "cpu", progress=False)._weights
+        expected = load_model(config, torch.float32, "cpu", progress=False)
+    assert isinstance(expected, LlamaModel)
     exact = ggml_type != "F16"  # which is kept in bf16
     for ours, theirs in zip(found.layers, expected.layers, strict=True):
-        for name in ("qkv", "output", "gate_up", "down"):
-            torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=0 if exact else 4e-3, atol=2e-6)
+        assert isinstance(ours.mlp, Mlp) and isinstance(theirs.mlp, Mlp)
+        for own, other in (
+            (ours.attention.qkv, theirs.attention.qkv),
+            (ours.attention.output, theirs.attention.output),
+            (ours.mlp.gate_up, theirs.mlp.gate_up),
+            (ours.mlp.down, theirs.mlp.down),
+        ):
+            torch.testing.assert_close(own, other, rtol=0 if exact else 4e-3, atol=2e-6)
     torch.testing.assert_close(found.embedding, expected.embedding, rtol=0 if exact else 4e-3, atol=2e-6)
 
 

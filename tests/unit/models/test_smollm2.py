@@ -12,6 +12,7 @@ from torch import Tensor
 
 from procengine.config import ModelConfig
 from procengine.model_source import resolve_model
+from procengine.models.decoder import Decoder
 from procengine.models.llama import LlamaModel
 from procengine.models.loader import load_model, read_into
 from procengine.models.weights import open_weights
@@ -44,7 +45,9 @@ def copy_config(config: ModelConfig, smollm2_oracle: Any, tmp_path_factory: pyte
 
 @pytest.fixture(scope="module")
 def model(config: ModelConfig) -> LlamaModel:
-    return load_model(config, torch.float32, "cpu", progress=False)
+    model = load_model(config, torch.float32, "cpu", progress=False)
+    assert isinstance(model, LlamaModel)
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def tokenizer(config: ModelConfig) -> Tokenizer:
     return Tokenizer.load(config.tokenizer_path)
 
 
-def greedy(model: LlamaModel, prompt: list[int], max_tokens: int) -> list[int]:
+def greedy(model: Decoder, prompt: list[int], max_tokens: int) -> list[int]:
     sequence = prompt + [0] * max_tokens
     run = PagedForward(model, [sequence], block_size=16)
     logits = run.step({0: len(prompt)})[0]
