@@ -138,7 +138,7 @@ def test_every_token_is_the_one_without_graphs(
 
 
 def test_nvtx_ranges_name_what_runs_and_change_nothing(
-    llama: tuple[Any, ModelConfig, LlamaModel], monkeypatch: pytest.MonkeyPatch
+    llama: tuple[Any, ModelConfig, Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[str] = []
 

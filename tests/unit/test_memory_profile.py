@@ -13,10 +13,10 @@ from procengine.config import CacheConfig, EngineConfig, GroupConfig, ModelConfi
 from procengine.decode_graphs import graph_sizes
 from procengine.device import Device
 from procengine.errors import ConfigError
+from procengine.kernels.operations import TORCH_OPERATIONS
 from procengine.memory_profile import largest_steps, left_for_cache
 from procengine.models.llama import LlamaModel
-from procengine.models.llama_weights import allocate_weights
-from procengine.models.rotary import rotary_table
+from procengine.models.new_tensors import NewTensors
 from procengine.torch_executor import TorchModel
 
 CONFIG = ModelConfig(
@@ -66,8 +66,7 @@ def test_nothing_left_is_an_error_that_says_what_to_lower() -> None:
 
 
 def tiny(folder: Path, **cache: Any) -> tuple[TorchModel, EngineConfig]:
-    weights = allocate_weights(CONFIG, torch.float32, "cpu")
-    model = TorchModel(LlamaModel(CONFIG, weights, rotary_table(CONFIG)), graph_sizes(5))
+    model = TorchModel(LlamaModel(CONFIG, NewTensors(torch.float32, "cpu"), TORCH_OPERATIONS), graph_sizes(5))
     scheduler = SchedulerConfig(max_num_seqs=5, max_num_batched_tokens=300, max_model_len=128, max_embed_tokens=300)
     return model, EngineConfig(CONFIG, GroupConfig("g", str(folder)), CacheConfig(**cache), scheduler)
 

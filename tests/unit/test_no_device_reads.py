@@ -17,8 +17,7 @@ from procengine.kernels.backends import Conditions
 from procengine.kernels.operations import TORCH_OPERATIONS, open_operations
 from procengine.kernels.pooling import reference as pooling
 from procengine.models.llama import LlamaModel
-from procengine.models.llama_weights import allocate_weights
-from procengine.models.rotary import rotary_table
+from procengine.models.new_tensors import NewTensors
 from procengine.request import RowRules, RowSampling
 from procengine.row_features import BAD_WORDS, BIAS, EARLY_STOPS, GRAMMAR, MIN_P, PENALTIES, RANDOM, TOP_K, TOP_P
 from procengine.torch_arrays import TorchArrays
@@ -64,8 +63,7 @@ class AnyToken(ToyMasks):
 def model() -> TinyModel:
     # Attention over prompts in plain torch is the one operation that may look: backends for a GPU do not.
     operations = replace(TORCH_OPERATIONS, paged_attention=lambda q, *_: torch.empty_like(q))
-    weights = allocate_weights(CONFIG, torch.float32, META)
-    loaded = TorchModel(LlamaModel(CONFIG, weights, rotary_table(CONFIG), operations))
+    loaded = TorchModel(LlamaModel(CONFIG, NewTensors(torch.float32, META), operations))
     loaded.arrays = TorchArrays(META, operations, NoValues())
     return TinyModel(CONFIG, loaded)
 
@@ -101,8 +99,7 @@ def test_pooling_needs_no_value(pool: Any) -> None:
 @pytest.mark.parametrize("sizes", [(), graph_sizes(8)], ids=["eager", "graphs"])
 def test_steps_on_a_gpu_synchronise_nothing(sizes: tuple[int, ...]) -> None:
     operations = open_operations("triton", Conditions("cuda"))
-    weights = allocate_weights(CONFIG, torch.float32, "cuda")
-    loaded = TorchModel(LlamaModel(CONFIG, weights, rotary_table(CONFIG), operations), sizes)
+    loaded = TorchModel(LlamaModel(CONFIG, NewTensors(torch.float32, "cuda"), operations), sizes)
     for is_strict in (False, True):  # the first time compiles, and takes the memory that then goes round
         engine = Engine(TinyModel(CONFIG, loaded), max_num_batched_tokens=24)
         for number, prompt in enumerate(PROMPTS):
