@@ -14,6 +14,7 @@ from torch import Tensor
 
 from procengine.kernels.attention.metadata import AttentionMetadata
 from procengine.kernels.backends import Conditions, resolve_backend
+from procengine.kernels.linear.quantized import QuantizedMatrix
 from procengine.kernels.linear.reference import linear
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 
@@ -21,6 +22,7 @@ __all__ = ["TORCH_OPERATIONS", "Operations", "open_operations"]
 
 PagedAttention = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float, int | None, float | None], Tensor]
 VarlenAttention = Callable[[Tensor, Tensor, Tensor, Tensor, int, float, bool, int | None, float | None], Tensor]
+Linear = Callable[[Tensor, Tensor | QuantizedMatrix, Tensor | None], Tensor]
 RopeAndWrite = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -34,7 +36,7 @@ class Operations:
 
     names: dict[str, str]  # operation of `backends` -> backend, for the log
 
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    linear: Linear  # `quantized_linear` where the weights are of few bits
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     silu_and_mul: Callable[[Tensor], Tensor]
@@ -63,7 +65,7 @@ _ROWWISE = {
     "sample": ("sampling", "reference", "triton"),
     "gather_logprobs": ("sampling", "logprobs", "triton_logprobs"),
 }
-_ATTENTION = {"torch": "reference", "triton": "triton"}
+_ATTENTION = {"torch": "reference", "triton": "triton", "flash_attn": "flash_attn"}
 
 
 def open_operations(attention_backend: str, conditions: Conditions, rowwise_backend: str = "auto") -> Operations:
@@ -83,11 +85,20 @@ def _load(names: dict[str, str]) -> Operations:
     attend = _module("attention", _ATTENTION[names["attention"]])
     return Operations(
         names=names,
-        linear=linear,
+        linear=_linear_of(_module("linear", "reference" if column == 1 else "triton").quantized_linear),
         paged_attention=attend.paged_attention,
         varlen_attention=attend.varlen_attention,
         **{name: getattr(_module(row[0], row[column]), name) for name, row in _ROWWISE.items()},
     )
+
+
+def _linear_of(quantized_linear: Callable[[Tensor, QuantizedMatrix, Tensor | None], Tensor]) -> Linear:
+    """Floats go to the vendor's matrix product, whichever the backend."""
+
+    def run(x: Tensor, weight: Tensor | QuantizedMatrix, bias: Tensor | None) -> Tensor:
+        return linear(x, weight, bias) if isinstance(weight, Tensor) else quantized_linear(x, weight, bias)
+
+    return run
 
 
 def _module(folder: str, name: str) -> Any:

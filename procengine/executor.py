@@ -25,7 +25,7 @@ class ForwardBatch(Generic[A]):
     query_start_loc: A  # int32 [R + 1]
     seq_lens: A  # int32 [R], this step's tokens included
     slots: A  # int64 [R], each row's in `block_tables`
-    block_tables: A  # int32 [slots, blocks], those of rows that are not in the batch too
+    block_tables: A  # int32 [slots + 1, blocks], those of rows that are not in the batch too; the last is nobody's
     num_decode_rows: int
     max_query_len: int
     max_seq_len: int
@@ -34,6 +34,10 @@ class ForwardBatch(Generic[A]):
 
 class Executor(Protocol[A]):
     """A model over a paged cache. One caller at a time, without gradients (`Arrays`)."""
+
+    def prepare(self, block_tables: A) -> None:
+        """Before the first step: get ready for steps with these tables, the same array for all of them."""
+        ...
 
     def forward(self, batch: ForwardBatch[A]) -> A:
         """Writes keys and values of all tokens; gives hidden states after the final norm, [W, hidden_size]."""

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from procengine.config import ApiConfig, GroupConfig, MetricsConfig, ModelConfig
+from procengine.engine_args import OPTIONS, EngineArgs
 from procengine.errors import ConfigError
-
-if TYPE_CHECKING:
-    from procengine.resolve import EngineArgs
 
 __all__ = ["resolve_api", "resolve_metrics"]
 
@@ -45,7 +42,8 @@ def resolve_api(args: EngineArgs, model: ModelConfig) -> ApiConfig:
         path = getattr(args, field)
         if path is not None and not Path(path).is_file():
             raise ConfigError(f"{field}: there is no file {path}")
-    keys = args.api_key or tuple(filter(None, (os.environ.get("PROCENGINE_API_KEY"),)))
+    # `serve` reads every option from the environment; without this, a group of `LLM` or `bench` would stand open.
+    keys = args.api_key or tuple(filter(None, (os.environ.get(OPTIONS["api_key"].variable),)))
     if any(not key or not key.isascii() or not key.isprintable() for key in keys):
         raise ConfigError("api_key: must be printable ASCII, and not empty")
     return ApiConfig(

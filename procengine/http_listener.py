@@ -16,6 +16,12 @@ from procengine.errors import ConfigError
 
 __all__ = ["close_listener", "listen", "listen_unix", "url_of"]
 
+_KEEPALIVE: Final = (  # such a peer is known to be gone after a minute
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
 _BACKLOG: Final = 4096  # the kernel takes its own limit (net.core.somaxconn) if that is less
 
 
@@ -27,9 +33,13 @@ def listen(host: str, port: int, what: str) -> socket.socket:
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(f"{what}: cannot listen on {host}, port {port}: {error.strerror or error}") from error
+    # A peer whose machine or network has gone says nothing. Connections inherit this from their listener.
+    for level, option, value in _KEEPALIVE:
+        listener.setsockopt(level, option, value)
+    return listener
 
 
 def url_of(listener: socket.socket) -> str:

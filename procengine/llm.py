@@ -31,10 +31,11 @@ from procengine.client_bodies import (
 )
 from procengine.client_link import new_call_seed
 from procengine.config import EngineConfig
+from procengine.engine_args import OPTIONS, EngineArgs, nearest_option
 from procengine.errors import ConfigError
 from procengine.launch import Group, launch_group
 from procengine.outputs import EmbeddingOutput, RequestOutput
-from procengine.resolve import EngineArgs, resolve
+from procengine.resolve import resolve
 from procengine.sampling_params import SamplingParams
 from procengine.scores import ClassificationOutput, HiddenStatesOutput, RerankResult, ScoreOutput
 from procengine.tokenizer import Tokenizer
@@ -202,6 +203,10 @@ class LLM:
 def _engine_args(model: str, config: dict[str, Any]) -> EngineArgs:
     """Options by name, checked by type: a misspelt or wrong one is an error, not ignored."""
     named = {"name": f"llm-{os.getpid()}-{next(_counter)}", **config, "model": os.fspath(model)}
+    for option in named:
+        if option not in OPTIONS:
+            near = nearest_option(option)
+            raise ConfigError(f"LLM: {option}: no such option" + (f"; did you mean {near}?" if near else ""))
     try:
         return msgspec.convert(named, EngineArgs)
     except msgspec.ValidationError as error:

@@ -1,6 +1,6 @@
 """From what a user asked to what will run: the only place that turns "auto" into facts.
 
-Owns: `EngineArgs` (every option, with its default) and the checks between options. Never does: start anything.
+Owns: the checks between options. Never does: start anything, or know where an option was set (`option_sources` does).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import msgspec
 
@@ -21,6 +21,7 @@ from procengine.config import (
     EngineConfig,
     GroupConfig,
     Kernels,
+    KVCacheDType,
     LimitsConfig,
     ModelConfig,
     ProfilingConfig,
@@ -31,9 +32,11 @@ from procengine.config import (
 )
 from procengine.cpu_flags import cpu_flags
 from procengine.decoder_sizes import decoder_sizes
+from procengine.engine_args import EngineArgs, check_ranges
 from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
 from procengine.http_config import resolve_api, resolve_metrics
+from procengine.kernels.backends import preferred_block_size
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
 from procengine.listen import resolve_listen
@@ -44,7 +47,7 @@ from procengine.tokenizer_file import added_tokens
 from procengine.tool_calls.detect import detect_style, mentions_tools
 from procengine.workflows import installed_workflows
 
-__all__ = ["EngineArgs", "resolve"]
+__all__ = ["resolve"]
 
 _MAX_NAME_LENGTH = 40
 _CHUNK_TOKENS = 2048
@@ -52,82 +55,9 @@ _CPU_CHUNK_TOKENS = 256  # there a step of more is no faster a token (docs/PERFO
 _CPU_MIXED_TOKENS = 128  # a little slower a token; but all that decode wait for it
 _PROMPT_TOKENS = 64  # of each step, however many rows decode
 _GIB = 1 << 30
+_BLOCK_SIZE = 16
+_QUANTIZED_GROUP = 32  # weights with a scale of their own
 _MAX_CLIENTS = 4096
-
-
-class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user may set. None is "auto": `resolve` decides it from the model, the machine and the other options."""
-
-    model: str
-    name: str | None = None
-    device: Literal["auto", "cpu", "cuda", "mock"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kernels: Literal["auto", "native", "torch"] = "auto"
-    attention_backend: Literal["auto", "torch", "triton"] = "auto"
-    quantization: Literal["auto", "none", "int8", "int4"] = "auto"
-    kv_cache_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    workers: int = 1
-    threads: int | None = None
-    block_size: int = 16
-    num_blocks: int | None = None
-    kv_cache_memory: int | None = None
-    enable_prefix_caching: bool = True
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int | None = None
-    max_mixed_tokens: int | None = None
-    max_model_len: int | None = None
-    enable_chunked_prefill: bool = True
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    async_depth: int = 2
-    decode_steps: int = 1
-    speculative_tokens: int = 0
-    pooling: Literal["auto", "last", "mean", "cls"] = "auto"
-    tool_call_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
-    mock_step_ms: float = 0.0
-    logits_processors: tuple[str, ...] = ()
-    max_queued_requests: int = 8192
-    max_queued_tokens: int = 1 << 22
-    max_clients: int | None = None
-    max_client_requests: int | None = None
-    max_client_bytes: int = 64 << 20
-    max_unsent_bytes: int = 1 << 30
-    request_timeout: float | None = None
-    queue_timeout: float | None = None
-    max_request_bytes: int = 4 << 20
-    max_n: int = 128
-    max_stop_strings: int = 16
-    max_stop_bytes: int = 4096
-    max_stop_token_ids: int = 64
-    max_logprobs: int = 20
-    max_bad_words: int = 128
-    max_logit_bias: int = 1024
-    max_grammar_bytes: int = 65536
-    grammar_timeout: float = 10.0
-    template_timeout: float = 5.0
-    start_timeout: float = 300.0
-    drain_timeout: float = 10.0
-    max_restarts: int = 5
-    restart_window: float = 60.0
-    step_timeout: float = 300.0
-    span_records: int = 1 << 14
-    metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
-    otlp_endpoint: str | None = None
-    port: int | None = None
-    host: str = "127.0.0.1"
-    uds: str | None = None
-    api_workers: int = 1
-    api_key: tuple[str, ...] = ()
-    served_model_name: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
-    listen: str | None = None
-    curve_keys: str | None = None
-    crash_dir: str | None = None
-    crash_seconds: float = 30.0
-    crash_records: int = 8
-    redact_prompts: bool = False
 
 
 def resolve(args: EngineArgs) -> EngineConfig:
@@ -137,7 +67,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         ConfigError: an option is out of range or does not fit another.
         ModelError: the model cannot be found or is not supported.
     """
-    _check_ranges(args)
+    check_ranges(args)
     model = resolve_model(args.model, procengine_home())
     if args.pooling != "auto":
         model = msgspec.structs.replace(model, pooling=args.pooling)
@@ -149,15 +79,16 @@ def resolve(args: EngineArgs) -> EngineConfig:
         model=model,
         group=group,
         cache=CacheConfig(
-            block_size=args.block_size,
+            block_size=_block_size(args),
             num_blocks=args.num_blocks,
-            memory_bytes=args.kv_cache_memory or _cache_bytes(args.workers),
+            memory_bytes=_cache_bytes(args, device),
+            gpu_memory_utilization=args.gpu_memory_utilization,
             enable_prefix_caching=args.enable_prefix_caching,
         ),
         scheduler=_scheduler(args, model, device),
         worker=_worker(args, model, device),
         limits=_limits(args),
-        profiling=ProfilingConfig(span_records=args.span_records),
+        profiling=ProfilingConfig(span_records=args.span_records, nvtx=args.nvtx and device == "cuda"),
         metrics=resolve_metrics(args, group, api),
         api=api,
         listen=resolve_listen(args.listen, args.curve_keys),
@@ -169,60 +100,6 @@ def _installed_workflows(model: ModelConfig) -> list[str]:
     """Those of other packages that have a part for such a model."""
     part = "forward" if model.encoder is None else "encode"
     return sorted(name for name, workflow in installed_workflows().items() if getattr(workflow, part))
-
-
-def _check_ranges(args: EngineArgs) -> None:
-    for field, low, high in (
-        ("workers", 1, 64),
-        ("threads", 1, 1024),
-        ("block_size", 1, 1024),
-        ("num_blocks", 1, 1 << 24),
-        ("kv_cache_memory", 1, None),
-        ("max_num_seqs", 1, 65536),
-        ("max_num_batched_tokens", 1, 1 << 20),
-        ("max_mixed_tokens", 2, 1 << 20),
-        ("max_model_len", 2, None),
-        ("async_depth", 1, 3),
-        ("decode_steps", 1, 64),
-        ("speculative_tokens", 0, 64),
-        ("mock_step_ms", 0, 60_000),
-        ("max_queued_requests", 1, None),
-        ("max_queued_tokens", 1, None),
-        ("max_clients", 1, 1 << 20),
-        ("max_client_requests", 1, None),
-        ("max_client_bytes", 1024, None),
-        ("max_unsent_bytes", 1024, None),
-        ("request_timeout", 0.001, 86_400),
-        ("queue_timeout", 0.001, 86_400),
-        ("max_request_bytes", 1024, 1 << 30),
-        ("max_n", 1, 1 << 16),
-        ("max_stop_strings", 0, 1 << 16),
-        ("max_stop_bytes", 0, 1 << 20),
-        ("max_stop_token_ids", 0, 1 << 16),
-        ("max_logprobs", 0, 1 << 16),
-        ("max_bad_words", 0, 1 << 16),
-        ("max_logit_bias", 0, 1 << 20),
-        ("max_grammar_bytes", 0, 1 << 24),
-        ("grammar_timeout", 0.01, 3600),
-        ("template_timeout", 0.01, 3600),
-        ("start_timeout", 0.1, 86_400),
-        ("drain_timeout", 0, 86_400),
-        ("max_restarts", 0, 1 << 16),
-        ("restart_window", 0.1, 86_400),
-        ("step_timeout", 0.1, 86_400),
-        ("span_records", 0, 1 << 24),
-        ("metrics_port", 0, 65535),
-        ("port", 0, 65535),
-        ("api_workers", 1, 64),
-        ("crash_seconds", 0, 3600),
-        ("crash_records", 1, 10_000),
-    ):
-        value = getattr(args, field)
-        if value is not None and not (low <= value and (high is None or value <= high)):
-            limit = f"at least {low}" if high is None else f"between {low} and {high}"
-            raise ConfigError(f"{field}: must be {limit}, got {value}")
-    if args.span_records & (args.span_records - 1):
-        raise ConfigError(f"span_records: must be a power of two or 0, got {args.span_records}")
 
 
 def _token_budget(args: EngineArgs, max_model_len: int, device: Device) -> int:
@@ -348,15 +225,25 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
     return WorkerConfig(
         device=device,
         dtype=dtype,
-        kv_cache_dtype=_kv_cache_dtype(args, dtype, kernels),
-        quantization=_quantization(args, model, reason),
+        kv_cache_dtype=_kv_cache_dtype(args, model, dtype, kernels),
+        quantization=_quantization(args, model, device, reason),
         kernels=kernels,
         attention_backend=_attention_backend(args, kernels),
+        uses_graphs=kernels == "torch" and _wants_graphs(args, device),
         num_workers=args.workers,
         threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
         mock_step_ms=args.mock_step_ms,
         logits_processors=args.logits_processors,
     )
+
+
+def _block_size(args: EngineArgs) -> int:
+    return args.block_size or preferred_block_size(args.attention_backend, _BLOCK_SIZE)
+
+
+def _wants_graphs(args: EngineArgs, device: Device) -> bool:
+    """On a CPU they gain nothing, and padding costs."""
+    return device == "cuda" if args.enforce_eager is None else not args.enforce_eager
 
 
 def _attention_backend(args: EngineArgs, kernels: Kernels) -> AttentionBackend:
@@ -378,7 +265,7 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
         return _why_not_native_encoder(args) or library.why_not("cpu")
     if args.dtype not in ("auto", "bfloat16"):
         return f"they compute in bfloat16, and dtype is {args.dtype}"
-    return why_decoder_cannot(decoder_sizes(model), args.block_size) or library.why_not("cpu")
+    return why_decoder_cannot(decoder_sizes(model), _block_size(args)) or library.why_not("cpu")
 
 
 def _why_not_native_encoder(args: EngineArgs) -> str | None:
@@ -401,25 +288,42 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernel
     return "bfloat16" if is_fast else "float32"
 
 
-def _kv_cache_dtype(args: EngineArgs, dtype: DType, kernels: Kernels) -> DType:
+def _kv_cache_dtype(args: EngineArgs, model: ModelConfig, dtype: DType, kernels: Kernels) -> KVCacheDType:
     if args.kv_cache_dtype == "auto":
         return dtype
     if kernels == "torch" and args.kv_cache_dtype != dtype:
         raise ConfigError(
             f"kv_cache_dtype: the torch kernels keep the cache in dtype ({dtype}), not {args.kv_cache_dtype}"
         )
+    if args.kv_cache_dtype == "int8" and model.head_dim % 4:
+        raise ConfigError(f"kv_cache_dtype: int8 takes a head_dim that is a multiple of 4, not {model.head_dim}")
     return args.kv_cache_dtype
 
 
-def _quantization(args: EngineArgs, model: ModelConfig, why_not_native: str | None) -> Quantization:
-    """auto keeps what the file has: the bits of a GGUF file, the floats of safetensors."""
-    if args.quantization in ("int8", "int4") and why_not_native is not None:
-        raise ConfigError(f"quantization: {args.quantization} takes the native kernels, but {why_not_native}")
-    if args.quantization != "auto":
-        return args.quantization
-    if model.encoder is not None:
+def _quantization(args: EngineArgs, model: ModelConfig, device: Device, why_not_native: str | None) -> Quantization:
+    """auto keeps what the file has: the bits of a GGUF file, the floats of safetensors. A model in torch has floats."""
+    asked = args.quantization
+    if asked == "auto" and model.encoder is not None:
         return "int14" if why_not_native is None else "none"
-    return "stored" if why_not_native is None and model.format == "gguf" else "none"
+    if asked == "auto":
+        return "stored" if why_not_native is None and model.format == "gguf" else "none"
+    if asked == "none":
+        return asked
+    if device == "cuda" or args.kernels == "torch":
+        _check_groups(asked, model)
+    elif asked == "fp8":
+        raise ConfigError("quantization: fp8 is for GPUs, and for --kernels torch")
+    elif why_not_native is not None:
+        raise ConfigError(f"quantization: {asked} takes the native kernels (or --kernels torch), but {why_not_native}")
+    return asked
+
+
+def _check_groups(quantization: Quantization, model: ModelConfig) -> None:
+    sizes = {name: getattr(model, name) for name in ("hidden_size", "intermediate_size")}
+    for name, size in {**sizes, "num_heads * head_dim": model.num_heads * model.head_dim}.items():
+        if size % _QUANTIZED_GROUP:
+            multiple = f"a multiple of {_QUANTIZED_GROUP}, and {model.name} has {size}"
+            raise ConfigError(f"quantization: for {quantization}, {name} must be {multiple}")
 
 
 def _tool_call_parser(args: EngineArgs, model: ModelConfig) -> ToolCallStyle:
@@ -430,6 +334,9 @@ def _tool_call_parser(args: EngineArgs, model: ModelConfig) -> ToolCallStyle:
     return cast(ToolCallStyle, detect_style(model.chat_template, added_tokens(model.tokenizer_path)) or "none")
 
 
-def _cache_bytes(num_workers: int) -> int:
-    """A quarter of the memory that can be had, at most 2 GiB, shared by the workers. Pages are taken as they fill."""
-    return max(min(available_bytes() // 4, 2 * _GIB) // num_workers, 1 << 20)
+def _cache_bytes(args: EngineArgs, device: Device) -> int | None:
+    """On a CPU a quarter of the memory that can be had, at most 2 GiB, shared by the workers: pages are taken as they
+    fill. What a GPU has left only its worker can measure."""
+    if args.kv_cache_memory is not None:
+        return args.kv_cache_memory
+    return None if device == "cuda" else max(min(available_bytes() // 4, 2 * _GIB) // args.workers, 1 << 20)

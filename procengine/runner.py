@@ -69,7 +69,8 @@ class GenerateRunner(Generic[A]):
         self._executor = executor
         self._arrays = arrays
         self._max_num_seqs, self._vocab_size = max_num_seqs, vocab_size
-        self._max_blocks = -(-max_model_len // block_size)
+        self._slots = SlotState(max_num_seqs, -(-max_model_len // block_size), arrays)
+        arrays.without_gradients(executor.prepare)(self._slots.block_tables)
         self._staging = arrays.open_staging(depth + 1)
         self._processors = [arrays.on_tensors(one, "logits_processors are given tensors") for one in processors]
         self._run: Callable[[StepInput, Int32s], Iterator[StepOutput]] = arrays.without_gradients(self._run_passes)
@@ -77,12 +78,19 @@ class GenerateRunner(Generic[A]):
 
     def forget_slots(self) -> None:
         """No slot has a request."""
-        self._slots = SlotState(self._max_num_seqs, self._max_blocks, self._arrays)
+        self._slots.forget()
         self._logits = LogitsState(self._max_num_seqs, self._vocab_size, self._arrays)
 
     def run(self, header: StepInput, payload: Int32s) -> Iterator[StepOutput]:
         """The outputs of a step, one for each forward pass, in order. `payload` is int32 [n] and not kept."""
         return self._run(header, payload)
+
+    def keys_of(self, header: StepInput, payload: Int32s) -> list[int]:
+        """The requests of a step that may not have got far."""
+        host = cut_sections(STEP_SECTIONS, header.sizes, payload.copy())
+        self._slots.take_keys(host["slot_rows"])
+        keys: list[int] = self._slots.keys[host["slots"]].tolist()
+        return keys
 
     def _run_passes(self, header: StepInput, payload: Int32s) -> Iterator[StepOutput]:
         started_ns = time.monotonic_ns()
@@ -151,7 +159,7 @@ class GenerateRunner(Generic[A]):
         """The decode rows that go on, one position further. Their tokens are in the device's own table."""
         was_here = row_steps[row_steps >= micro_step]
         stays = np.flatnonzero(was_here > micro_step)
-        keep = self._send(stays)
+        keep = self._send(stays) if stays.size < was_here.size else slice(None)
         batch = rows.batch
         slots = batch.slots[keep]
         return replace(

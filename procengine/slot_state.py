@@ -25,7 +25,7 @@ class SlotState(Generic[A]):
 
     Attributes:
         last_tokens: int32 [slots], the token each slot sampled last.
-        block_tables: int32 [slots, max_blocks].
+        block_tables: int32 [slots + 1, max_blocks]; the last row is nobody's.
         reals: float32 [slots, 3]: temperature, top_p, min_p.
         top_k: int32 [slots].
         seeds: int64 [slots].
@@ -36,12 +36,17 @@ class SlotState(Generic[A]):
     def __init__(self, max_num_seqs: int, max_blocks: int, arrays: Arrays[A]) -> None:
         self._arrays = arrays
         self.last_tokens = arrays.new([max_num_seqs], "int32")
-        self.block_tables = arrays.new([max_num_seqs, max_blocks], "int32")
+        self.block_tables = arrays.new([max_num_seqs + 1, max_blocks], "int32")
         self.reals = arrays.new([max_num_seqs, len(_REALS)], "float32")
         self.top_k = arrays.new([max_num_seqs], "int32")
         self.seeds = arrays.new([max_num_seqs], "int64")
         self.keys = np.full(max_num_seqs, -1, np.int64)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
+
+    def forget(self) -> None:
+        """No slot has a request. What the device remembers is written before it is read again."""
+        self.keys[:] = -1
+        self.num_logprobs[:] = -1
 
     def update(self, host: dict[str, NDArray[np.int32]], on_device: dict[str, A]) -> None:
         """Apply the `slot_rows` and `block_updates` sections of a step; both arguments hold the same values."""
@@ -51,6 +56,13 @@ class SlotState(Generic[A]):
             slots, indices, blocks = (on_device["block_updates"][at::BLOCK_UPDATE_WIDTH] for at in range(3))
             self.block_tables[self._arrays.widen(slots), self._arrays.widen(indices)] = blocks
 
+    def take_keys(self, slot_rows: NDArray[np.int32]) -> None:
+        """What the host remembers of the `slot_rows` section."""
+        rows = slot_rows.reshape(-1, len(SLOT_ROW))
+        slots = rows[:, _COLUMN["slot"]]
+        self.keys[slots] = join_int64(rows[:, _COLUMN["key_low"] : _COLUMN["key_high"] + 1].ravel())
+        self.num_logprobs[slots] = rows[:, _COLUMN["num_logprobs"]]
+
     def resolve_tokens(self, input_ids: A) -> A:
         """int32 [n] token ids, with each -1 - slot replaced by that slot's last token."""
         is_reference = input_ids < 0
@@ -58,10 +70,7 @@ class SlotState(Generic[A]):
         return self._arrays.where(is_reference, self.last_tokens[slots], input_ids)
 
     def _update_slots(self, host_rows: NDArray[np.int32], device_rows: A) -> None:
-        host_rows = host_rows.reshape(-1, len(SLOT_ROW))
-        host_slots = host_rows[:, _COLUMN["slot"]]
-        self.keys[host_slots] = join_int64(host_rows[:, _COLUMN["key_low"] : _COLUMN["key_high"] + 1].ravel())
-        self.num_logprobs[host_slots] = host_rows[:, _COLUMN["num_logprobs"]]
+        self.take_keys(host_rows)
 
         def column(name: str) -> A:
             found: A = device_rows[_COLUMN[name] :: len(SLOT_ROW)]

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from procengine.arrays import ElementType, RowKernels
+from procengine.device_streams import Streams, open_streams
+from procengine.fetch_pool import FetchPool
 from procengine.kernels.logits import reference as logits
 from procengine.kernels.operations import TORCH_OPERATIONS, Operations
 from procengine.kernels.pooling import reference as pooling
+from procengine.send_arena import SendArena
 from procengine.staging import StagingRing
 
 __all__ = ["TorchArrays"]
@@ -25,8 +28,15 @@ __all__ = ["TorchArrays"]
 class TorchArrays:
     """Arrays[Tensor]."""
 
-    def __init__(self, device: torch.device, operations: Operations = TORCH_OPERATIONS) -> None:
+    memory_errors: tuple[type[Exception], ...] = (torch.OutOfMemoryError, MemoryError)
+
+    def __init__(
+        self, device: torch.device, operations: Operations = TORCH_OPERATIONS, streams: Streams | None = None
+    ) -> None:
         self.device = device
+        self.streams = streams or open_streams(device)
+        self._arena = SendArena(device, self.streams)
+        self._fetches = FetchPool(self.streams)
         self.kernels: RowKernels[Tensor] = RowKernels(
             logits.add_rows,
             operations.apply_penalties,
@@ -46,24 +56,13 @@ class TorchArrays:
         return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(own).view(tuple(shape))
 
     def send(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(self.device, non_blocking=True)
+        return self._arena.send(values)
 
     def fetch(self, arrays: Sequence[Tensor]) -> Callable[[], list[NDArray[Any]]]:
-        on_host = [tensor.to("cpu", non_blocking=True) for tensor in arrays]
-        copied = None
-        if self.device.type == "cuda":
-            copied = torch.cuda.Event()
-            copied.record()
-
-        def wait() -> list[NDArray[Any]]:
-            if copied is not None:
-                copied.synchronize()
-            return [tensor.numpy() for tensor in on_host]
-
-        return wait
+        return self._fetches.fetch(arrays)
 
     def open_staging(self, depth: int) -> StagingRing:
-        return StagingRing(depth, self.device)
+        return StagingRing(depth, self.device, self.streams)
 
     def widen(self, array: Tensor) -> Tensor:
         return array.long()

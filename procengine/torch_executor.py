@@ -5,33 +5,44 @@ Owns: what attention must know of a batch. Never does: arithmetic; that is in `m
 
 from __future__ import annotations
 
+import logging
+import time
+
 import torch
 from torch import Tensor
 
-from procengine.executor import ForwardBatch
+from procengine.decode_graphs import DecodeGraphs
+from procengine.device_streams import Streams
+from procengine.executor import Executor, ForwardBatch
 from procengine.kernels.attention import AttentionMetadata, Rotation
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
 from procengine.models.llama import AttentionCallback, LlamaModel
+from procengine.nvtx_executor import NvtxExecutor
 from procengine.torch_arrays import TorchArrays
 
 __all__ = ["TorchExecutor", "TorchModel"]
 
+logger = logging.getLogger(__name__)
+
 
 class TorchModel:
-    """A `LlamaModel` as runners see it."""
+    """A `LlamaModel` as runners see it. `graph_sizes`: decode batches that are captured as graphs (`decode_graphs`)."""
 
-    def __init__(self, model: LlamaModel) -> None:
-        self._model = model
+    def __init__(self, model: LlamaModel, graph_sizes: tuple[int, ...] = (), *, nvtx: bool = False) -> None:
+        self.model = model
+        self._nvtx = nvtx
+        self.graph_sizes = graph_sizes
         self.arrays = TorchArrays(model.device, model.operations)
         names = {f"{name}_backend": backend for name, backend in model.operations.names.items()}
-        self.facts: dict[str, int | float | str] = {"kernels": "torch", **names, "quantization": "none"}
+        self.facts: dict[str, int | float | str] = {"kernels": "torch", **names, "quantization": model.quantization}
 
-    def open(self, cache: KVTensors[Tensor]) -> TorchExecutor:
-        return TorchExecutor(self._model, cache)
+    def open(self, cache: KVTensors[Tensor]) -> Executor[Tensor]:
+        executor = TorchExecutor(self.model, cache, self.arrays.streams, self.graph_sizes)
+        return NvtxExecutor(executor) if self._nvtx else executor
 
     def encode(self, input_ids: Tensor, positions: Tensor, query_start_loc: Tensor, max_query_len: int) -> Tensor:
-        model, ops = self._model, self._model.operations
+        model, ops = self.model, self.model.operations
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
             if rotation is not None:
@@ -47,11 +58,33 @@ class TorchModel:
 class TorchExecutor:
     """An Executor, operation by operation."""
 
-    def __init__(self, model: LlamaModel, cache: KVTensors[Tensor]) -> None:
+    def __init__(
+        self, model: LlamaModel, cache: KVTensors[Tensor], streams: Streams, graph_sizes: tuple[int, ...]
+    ) -> None:
         self._model = model
         self._cache = cache
+        self._streams = streams
+        self._graph_sizes = graph_sizes
+        self._graphs: DecodeGraphs | None = None
+
+    def prepare(self, block_tables: Tensor) -> None:
+        block_tables[-1] = self._cache.scratch_block
+        if self._graph_sizes:
+            started = time.monotonic()
+            logger.info(
+                "capturing graphs of %d decode batches, up to %d rows", len(self._graph_sizes), max(self._graph_sizes)
+            )
+            self._graphs = DecodeGraphs(
+                self._graph_sizes, self._compute, self._streams, block_tables, self._cache.block_size
+            )
+            logger.info("captured graphs in %.1f s", time.monotonic() - started)
 
     def forward(self, batch: ForwardBatch[Tensor]) -> Tensor:
+        if self._graphs is not None and self._graphs.fits(batch):
+            return self._graphs.run(batch)
+        return self._compute(batch)
+
+    def _compute(self, batch: ForwardBatch[Tensor]) -> Tensor:
         hidden = self._model.forward(batch.input_ids, batch.positions, self._attention(self._metadata(batch)))
         return hidden if batch.wanted is None else hidden[batch.wanted]
 

@@ -1,4 +1,4 @@
-"""The metrics process: reads what the others write anyway, and shows it to Prometheus and OpenTelemetry.
+"""The metrics process: reads what the others write anyway, and shows it to Prometheus, OpenTelemetry and the web page.
 
 Wiring only. No other process waits for it or sends it anything, but for the supervisor's status once a second. If it
 dies, the group goes on and the supervisor starts it again; its counters then begin with what the span rings still hold.
@@ -15,6 +15,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import zmq
 
 from procengine import ipc
@@ -45,6 +46,7 @@ from procengine.profiling.group_totals import GroupTotals
 from procengine.profiling.metric_families import GroupFacts, families_of
 from procengine.profiling.metrics_http import Page, serve_pages
 from procengine.profiling.process_watch import process_name
+from procengine.profiling.recent_frames import RecentFrames
 from procengine.profiling.request_traces import RequestTrace, RequestTraces
 from procengine.profiling.snapshot import SpanReader
 
@@ -70,6 +72,7 @@ class Metrics:
         self._traces = RequestTraces(child.config.model.name, since_ns=time.monotonic_ns())
         self._exporter = exporter
         self._lock = threading.Lock()
+        self._frames = RecentFrames(os.getppid())
         self._status: Status | None = None
         self._num_blocks = 0
         self._status_ns = time.monotonic_ns()
@@ -96,6 +99,16 @@ class Metrics:
         with self._lock:
             families = families_of(self._totals, self._facts(), time.monotonic_ns())
             return Page(HTTPStatus.OK, CONTENT_TYPE, render(families, constant))
+
+    def top_page(self) -> Page:
+        """What `procengine top --json` prints."""
+        self.update()
+        info = describe(Path(self._config.group.run_dir))
+        if info is None:
+            return Page(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain; charset=utf-8", "the group is still starting\n")
+        with self._lock:
+            frame = self._frames.frame(info, self._totals)
+        return Page(HTTPStatus.OK, "application/json", msgspec.json.encode(frame).decode() + "\n")
 
     def health_page(self) -> Page:
         """200 if the group serves and gets on with it, 503 if not."""
@@ -134,7 +147,8 @@ def main(child: Child) -> None:
     exporter = _open_exporter(child)
     metrics = Metrics(child, exporter)
     if child.listen_fd is not None:
-        serve_pages(child.listen_fd, {"/metrics": metrics.metrics_page, "/health": metrics.health_page})
+        pages = {"/metrics": metrics.metrics_page, "/health": metrics.health_page, "/top": metrics.top_page}
+        serve_pages(child.listen_fd, pages)
     child.say_ready({})
     _watch(child, metrics)
     if exporter is not None:

@@ -43,6 +43,7 @@ from procengine.messages import (
     Resync,
     RetireWorker,
     Shutdown,
+    StepFailed,
     TakeRecord,
     TextStop,
     WorkerLost,
@@ -177,7 +178,7 @@ class Output:
         except ProtocolError as error:
             self._strays.drop(socket, error)
             return
-        if isinstance(header, WorkerReady):
+        if isinstance(header, (StepFailed, WorkerReady)):  # for the frontend
             return
         decoded_ns = time.monotonic_ns()
         gaps = self._postprocessors[header.workflow].take_result(header, np.frombuffer(frames[1], np.int32))

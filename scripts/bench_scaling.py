@@ -30,9 +30,10 @@ from procengine.bench.decode_bench import DecodeBench
 from procengine.bench.roofline import DecoderShape, MachineLimits, decode_bound_ms
 from procengine.bench.workload import BenchRequest
 from procengine.config import EngineConfig, ModelConfig
+from procengine.engine_args import EngineArgs
 from procengine.errors import ConfigError, ProcengineError
 from procengine.gguf_file import GGUFFile
-from procengine.resolve import EngineArgs, resolve
+from procengine.resolve import resolve
 
 FORMATS: Final[dict[str, dict[str, Any]]] = {
     "4-bit": {},  # as the file has them

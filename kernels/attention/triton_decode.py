@@ -4,8 +4,9 @@ Owns: the two kernels and their launch. Never does: wait for the device.
 
 A context is cut into splits of one fixed size, so that a few long rows occupy the whole device, and a second kernel
 joins them ("flash-decoding"). The size depends on the block table's width and on nothing in the batch: a row's result
-is the same, bit by bit, whatever it is computed with. A launch has as many programs as the longest row needs; those
-beyond a row's end stop at once, so that a captured graph serves all lengths.
+is the same, bit by bit, whatever it is computed with. How many programs share the splits of a row depends on the batch:
+as many as occupy the device. Splits beyond a row's end cost next to nothing, so that a captured graph serves all
+lengths.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = ["decode_attention"]
 _MIN_SPLIT = 512
 _MAX_SPLITS = 64
 _BLOCK_N = 64
+_ENOUGH_PROGRAMS = 2048  # to occupy any device
 _MIN_DOT = 16  # the smallest side of a matrix product
 
 
@@ -51,7 +53,8 @@ def decode_attention(
     is_whole = num_splits == 1
     partial = out if is_whole else torch.empty((num_splits, *q.shape), dtype=torch.float32, device=q.device)
     sums = torch.empty((num_splits, num_rows, num_heads), dtype=torch.float32, device=q.device)
-    _decode_kernel[(num_rows, num_kv_heads, num_splits)](
+    num_programs = min(num_splits, triton.cdiv(_ENOUGH_PROGRAMS, max(1, num_rows * num_kv_heads)))
+    _decode_kernel[(num_rows, num_kv_heads, num_programs)](
         q,
         k_cache,
         v_cache,
@@ -68,6 +71,7 @@ def decode_attention(
         sliding_window or 0,
         softcap or 1.0,
         split,
+        num_splits,
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
@@ -110,6 +114,7 @@ def _decode_kernel(
     window: tl.tensor,
     softcap: tl.tensor,
     split: tl.tensor,
+    num_splits: tl.tensor,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -119,15 +124,11 @@ def _decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> None:
-    row, kv_head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     seq_len = tl.load(seq_lens + row)
-    first = part * split
-    last = tl.minimum(first + split, seq_len)
-    lowest = first
+    begin = seq_len * 0
     if window > 0:
-        lowest = tl.maximum(first, seq_len - window)
-        first = tl.maximum(first, lowest // BLOCK_N * BLOCK_N)
-
+        begin = tl.maximum(begin, seq_len - window)
     members = tl.arange(0, BLOCK_M)  # the query heads of this kv head
     columns = tl.arange(0, BLOCK_D)
     is_column = columns < HEAD_DIM
@@ -135,30 +136,33 @@ def _decode_kernel(
     is_query = (members < GROUP)[:, None] & is_column[None, :]
     queries = tl.load(q + row * q_stride + heads[:, None] * HEAD_DIM + columns[None, :], mask=is_query, other=0.0)
     num_kv_heads = num_heads // GROUP
-    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for start in range(first, last, BLOCK_N):
-        positions = start + tl.arange(0, BLOCK_N)
-        is_seen = (positions >= lowest) & (positions < last)
-        blocks = tl.load(block_tables + row * table_stride + positions // BLOCK_SIZE, mask=is_seen, other=0)
-        slots = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-        places = (slots * num_kv_heads + kv_head) * HEAD_DIM
-        is_loaded = is_seen[:, None] & is_column[None, :]  # what lies beyond may be another request's NaN
-        keys = tl.load(k_cache + places[:, None] + columns[None, :], mask=is_loaded, other=0.0)
-        values = tl.load(v_cache + places[:, None] + columns[None, :], mask=is_loaded, other=0.0)
-        score = scores(queries, tl.trans(keys.to(queries.dtype)), scale, softcap, HAS_SOFTCAP)
-        acc, highest, total = accumulate(acc, highest, total, score, is_seen[None, :], values.to(queries.dtype))
-
-    is_empty = total == 0.0
-    result = acc / tl.where(is_empty, 1.0, total)[:, None]
-    at = row * partial_stride
-    if not IS_WHOLE:
-        at = (part * num_rows + row) * partial_stride
-        log_sum = tl.where(is_empty, float("-inf"), highest + tl.log(tl.where(is_empty, 1.0, total)))
-        tl.store(sums + (part * num_rows + row) * num_heads + heads, log_sum, mask=members < GROUP)
-    target = partial + at + heads[:, None] * HEAD_DIM + columns[None, :]
-    tl.store(target, result.to(partial.dtype.element_ty), mask=is_query)
+    for part in range(tl.program_id(2), num_splits, tl.num_programs(2)):
+        lowest = tl.maximum(part * split, begin)
+        last = tl.minimum(part * split + split, seq_len)
+        log_sum = tl.full([BLOCK_M], float("-inf"), tl.float32)  # of a split in which there is nothing to see
+        if lowest < last:
+            highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            total = tl.zeros([BLOCK_M], tl.float32)
+            acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            for start in range(lowest // BLOCK_N * BLOCK_N, last, BLOCK_N):
+                positions = start + tl.arange(0, BLOCK_N)
+                is_seen = (positions >= lowest) & (positions < last)
+                blocks = tl.load(block_tables + row * table_stride + positions // BLOCK_SIZE, mask=is_seen, other=0)
+                slots = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+                places = (slots * num_kv_heads + kv_head) * HEAD_DIM
+                is_loaded = is_seen[:, None] & is_column[None, :]  # what lies beyond may be another request's NaN
+                keys = tl.load(k_cache + places[:, None] + columns[None, :], mask=is_loaded, other=0.0)
+                values = tl.load(v_cache + places[:, None] + columns[None, :], mask=is_loaded, other=0.0)
+                score = scores(queries, tl.trans(keys.to(queries.dtype)), scale, softcap, HAS_SOFTCAP)
+                acc, highest, total = accumulate(acc, highest, total, score, is_seen[None, :], values.to(queries.dtype))
+            at = row * partial_stride
+            if not IS_WHOLE:
+                at = (part * num_rows + row) * partial_stride
+            target = partial + at + heads[:, None] * HEAD_DIM + columns[None, :]
+            tl.store(target, (acc / total[:, None]).to(partial.dtype.element_ty), mask=is_query)
+            log_sum = highest + tl.log(total)
+        if not IS_WHOLE:
+            tl.store(sums + (part * num_rows + row) * num_heads + heads, log_sum, mask=members < GROUP)
 
 
 @triton.jit
@@ -174,14 +178,14 @@ def _join_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> None:
-    """The splits of a row, each with the logarithm of its sum of weights; a split that saw nothing has -inf."""
+    """The splits of a row, each with the logarithm of its sum of weights; one in which there was nothing has -inf."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     parts, columns = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
     is_part, is_column = parts < num_splits, columns < HEAD_DIM
     places = (parts * num_rows + row) * num_heads + head
     log_sums = tl.load(sums + places, mask=is_part, other=float("-inf"))
     weights = tl.exp(log_sums - tl.max(log_sums, axis=0))
-    is_loaded = is_part[:, None] & is_column[None, :]
+    is_loaded = (log_sums > float("-inf"))[:, None] & is_column[None, :]  # nothing was stored of the others
     results = tl.load(partial + places[:, None] * HEAD_DIM + columns[None, :], mask=is_loaded, other=0.0)
     joined = tl.sum(results * weights[:, None], axis=0) / tl.sum(weights, axis=0)
     target = out + row * out_stride + head * HEAD_DIM + columns

@@ -2,147 +2,426 @@
 
 #include "gemm_kernels.h"
 #include "gemm_scalar.h"
+#include "quantize_avx2.h"
+#include "vector.h"
 
 #define PE_INLINE static inline __attribute__((always_inline))
 
+// There are sixteen registers. A tile is some rows by two vectors of 8 outputs, so that its sums stay in them, beside
+// two vectors of weights, an activation and what a product passes through; one row takes a whole panel at once, in the
+// order in which it lies in memory.
 namespace pe {
 namespace {
 
-constexpr int INT_ROWS = 3;   // per half panel: 2 x 3 accumulators, and what the product of bytes takes
-constexpr int BF16_ROWS = 4;  // per half panel: 2 x 4 accumulators
+constexpr int INT8_ROWS = 5;
+constexpr int INT4_ROWS = 4;
+constexpr int BF16_ROWS = 6;
+constexpr int WIDTH = 8;                      // floats or 32-bit integers to a vector
+constexpr int PANEL_VECTORS = PANEL / WIDTH;
+constexpr int64_t BF16_CHUNK = 512;           // k whose activations are widened at a time, and stay in the first-level cache
+constexpr int64_t MOST_GROUP = 512;
+constexpr int32_t INT4_GROUP = 32;            // 32 products of 15 and 127, two to a sum, fit in 16 bits
 
 PE_INLINE __m256 load_half(const uint16_t* from) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 
-PE_INLINE __m256i broadcast4(const void* from) {
-    int32_t value;
-    std::memcpy(&value, from, 4);
-    return _mm256_set1_epi32(value);
-}
+PE_INLINE __m256i load_bytes(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 
-PE_INLINE __m256 load_ps(const float* from) { return _mm256_loadu_ps(from); }
+// sums[v] += b[v] x a, the four bytes at `a` with all lanes of b: as a float, as a pair of 16 bits, as four bytes (b's are
+// unsigned), whose products are added up in 32 and in 16 bits. In place of the intrinsics, of which GCC 12 moves loads and
+// additions about until the sums no longer fit the registers.
+typedef int32_t __attribute__((may_alias)) four_bytes;
 
-// Sums of four neighbouring products of signed bytes. `maddubs` wants one side unsigned: |w| and a with w's sign. No
-// pair saturates: 2 * 128 * 127 < 2^15.
-PE_INLINE __m256i dot4(__m256i size, __m256i w, __m256i a) {
-    return _mm256_madd_epi16(_mm256_maddubs_epi16(size, _mm256_sign_epi8(a, w)), _mm256_set1_epi16(1));
-}
+PE_INLINE const four_bytes& at_four_bytes(const void* a) { return *static_cast<const four_bytes*>(a); }
 
-// Adds one group's products for outputs `first` .. + 16 of the panel to y [ROWS][32]: of the values (`rest` 0), or of
-// what is left of them (1).
-template <int ROWS>
-PE_INLINE void add_group(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t group, int rest, int64_t first,
-                         float* y) {
-    const __m256i zero_point = _mm256_set1_epi8(-128);
-    const int8_t* a = x.values + row * x.inputs + rest * x.rest_of_values();
-    __m256i sum[ROWS][2];
-    for (int r = 0; r < ROWS; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
-    for (int64_t k = group * w.group; k < (group + 1) * w.group; k += 4) {
-        const __m256i* b = reinterpret_cast<const __m256i*>(w.values + k * PANEL + 4 * first);
-        const __m256i low = _mm256_sub_epi8(_mm256_loadu_si256(b), zero_point);
-        const __m256i high = _mm256_sub_epi8(_mm256_loadu_si256(b + 1), zero_point);
-        const __m256i low_size = _mm256_abs_epi8(low), high_size = _mm256_abs_epi8(high);
-        for (int r = 0; r < ROWS; ++r) {
-            const __m256i four = broadcast4(a + r * x.inputs + k);
-            sum[r][0] = _mm256_add_epi32(sum[r][0], dot4(low_size, low, four));
-            sum[r][1] = _mm256_add_epi32(sum[r][1], dot4(high_size, high, four));
-        }
+template <int VECTORS>
+PE_INLINE void add_floats(__m256 (&sums)[VECTORS], const __m256 (&b)[VECTORS], const void* a) {
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v += 2) {
+        __m256 all;
+        asm("vbroadcastss %5, %2\n\tvfmadd231ps %2, %3, %0\n\tvfmadd231ps %2, %4, %1"
+            : "+x"(sums[v]), "+x"(sums[v + 1]), "=&x"(all)
+            : "x"(b[v]), "x"(b[v + 1]), "m"(at_four_bytes(a)));
     }
+}
+
+#define PE_ADD_PRODUCTS(multiply, add)                                                                      \
+    asm("vpbroadcastd %6, %2\n\t" multiply " %2, %4, %3\n\t" add " %3, %0, %0\n\t" multiply " %2, %5, %3\n\t" add \
+        " %3, %1, %1"                                                                                        \
+        : "+x"(sums[v]), "+x"(sums[v + 1]), "=&x"(all), "=&x"(product)                                       \
+        : "x"(b[v]), "x"(b[v + 1]), "m"(at_four_bytes(a)))
+
+template <int VECTORS>
+PE_INLINE void add_pairs(__m256i (&sums)[VECTORS], const __m256i (&b)[VECTORS], const void* a) {
+    __m256i all, product;
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v += 2) PE_ADD_PRODUCTS("vpmaddwd", "vpaddd");
+}
+
+template <int VECTORS>
+PE_INLINE void add_bytes(__m256i (&sums)[VECTORS], const __m256i (&b)[VECTORS], const void* a) {
+    __m256i all, product;
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v += 2) PE_ADD_PRODUCTS("vpmaddubsw", "vpaddw");
+}
+
+PE_INLINE __m256 silu_ps(__m256 x) {
+    // Beyond 2^126 the quotient is next to nothing anyway. x is second, so that NaN stays.
+    const f32v power = x * -1.44269504f;
+    return x / (1.0f + exp2_clamped(-max(splat(-126.0f), -power)));
+}
+
+template <typename T>
+PE_INLINE void store_row(T* out, const T* residual, const float* y, int64_t count) {
+    for (int64_t i = 0; i < count; i += WIDTH) {
+        const f32v v = load(y + i);
+        store(out + i, residual ? v + load(residual + i) : v);
+    }
+}
+
+PE_INLINE void store_row(const Epilogue& e, int64_t at, const float* y, int64_t count) {
+    if (e.out_type == F32) {
+        store_row(static_cast<float*>(e.out) + at, e.residual ? static_cast<const float*>(e.residual) + at : nullptr, y, count);
+    } else {
+        store_row(static_cast<bf16*>(e.out) + at, e.residual ? static_cast<const bf16*>(e.residual) + at : nullptr, y, count);
+    }
+}
+
+// As `finish_row`, for whole panels in vectors.
+void finish(const Epilogue& e, int64_t row, int64_t output, int64_t outputs, float* y) {
+    if (outputs - output < PANEL) return finish_row(e, row, output, outputs, y);
+    if (e.bias) {
+        for (int64_t i = 0; i < PANEL; i += WIDTH) store(y + i, load(y + i) + load(e.bias + output + i));
+    }
+    if (!e.silu_mul) return store_row(e, row * e.out_stride + output, y, PANEL);
+    for (int64_t i = 0; i < PANEL / 2; i += WIDTH) store(y + i, silu_ps(load(y + i)) * load(y + i + PANEL / 2));
+    store_row(e, row * e.out_stride + output / 2, y, PANEL / 2);
+}
+
+// Calls tile(row, rows) for rows in tiles of at most `most`, as even as they go: a tile of few rows does less per load.
+template <typename Tile>
+PE_INLINE void each_tile(Range rows, int64_t most, const Tile& tile) {
+    const int64_t tiles = (rows.size() + most - 1) / most;
+    for (int64_t i = 0, row = rows.begin; i < tiles; ++i) {
+        const int64_t count = rows.size() / tiles + (i < rows.size() % tiles);
+        tile(row, count);
+        row += count;
+    }
+}
+
+// Integers. Bytes of weights are unsigned (quant.h); what their offset adds is taken off a group's sum.
+
+// Activations of some rows, from the first on: of their values, or of what is left of them. By value, because the compiler
+// takes every store of a vector for one that may change what a reference refers to.
+struct RowsOf {
+    const int8_t* values;
+    const float* scales;
+    const int32_t* minus_sums;
+    int64_t inputs;
+    int64_t groups;
+
+    RowsOf(const QuantizedRows& x, int64_t row, int rest)
+        : values(x.values + row * x.inputs + rest * x.rest_of_values()),
+          scales(x.scales + row * x.groups + rest * x.rest_of_groups()),
+          minus_sums(x.minus_sums + row * x.groups + rest * x.rest_of_groups()),
+          inputs(x.inputs),
+          groups(x.groups) {}
+};
+
+// Adds one group's sums [ROWS][VECTORS] for outputs `first` .. of the panel to y [ROWS][32].
+template <int ROWS, int VECTORS, int OFFSET_SHIFT>
+PE_INLINE void add_sums(const IntPanel w, const RowsOf x, int64_t group, int64_t first, bool has_mins,
+                        const __m256i (&sums)[ROWS][VECTORS], float* y) {
+    __m256 scales[VECTORS], mins[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v) {
+        const int64_t column = group * PANEL + first + v * WIDTH;
+        scales[v] = w.channel_scales ? _mm256_set1_ps(1.0f) : load_half(w.scales + column);
+        mins[v] = has_mins ? load_half(w.mins + column) : _mm256_setzero_ps();
+    }
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
-        const int64_t at = (row + r) * x.groups + group + rest * x.rest_of_groups();
-        for (int half = 0; half < 2; ++half) {
-            const int64_t column = group * PANEL + first + 8 * half;
-            float* out = y + r * PANEL + first + 8 * half;
-            __m256 part = _mm256_cvtepi32_ps(sum[r][half]);
-            if (!w.channel_scales) part = _mm256_mul_ps(part, load_half(w.scales + column));
-            if (w.mins) {
-                const __m256 minus_sum = _mm256_set1_ps(static_cast<float>(x.minus_sums[at]));
-                part = _mm256_fnmadd_ps(load_half(w.mins + column), minus_sum, part);
-            }
-            _mm256_storeu_ps(out, _mm256_fmadd_ps(part, _mm256_set1_ps(x.scales[at]), load_ps(out)));
+        const __m256i minus_sum = _mm256_set1_epi32(x.minus_sums[r * x.groups + group]);
+        const __m256i offset = OFFSET_SHIFT > 0 ? _mm256_slli_epi32(minus_sum, OFFSET_SHIFT) : _mm256_setzero_si256();
+        const __m256 scale = _mm256_set1_ps(x.scales[r * x.groups + group]);
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+            const __m256i sum = OFFSET_SHIFT > 0 ? _mm256_add_epi32(sums[r][v], offset) : sums[r][v];
+            __m256 part = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scales[v]);
+            if (has_mins) part = _mm256_fnmadd_ps(mins[v], _mm256_cvtepi32_ps(minus_sum), part);
+            float* const out = y + r * PANEL + first + v * WIDTH;
+            _mm256_storeu_ps(out, _mm256_fmadd_ps(part, scale, _mm256_loadu_ps(out)));
         }
     }
 }
 
+template <int ROWS, int VECTORS>
+PE_INLINE void clear(__m256i (&sums)[ROWS][VECTORS]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] = _mm256_setzero_si256();
+}
+
+// INT8: a step of four k is two products of pairs of 16 bits, of even and of odd k, which no sum of 32 bits overflows.
+// (A product of bytes does half as many instructions, but two of them do not fit in 16 bits.)
 template <int ROWS>
-void int_half_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t first, float* y) {
-    for (int64_t group = 0; group < x.groups; ++group) {
-        uint64_t any_rest = 0;
-        for (int r = 0; r < ROWS; ++r) any_rest |= x.rest_masks[(row + r) * x.mask_words() + group / 64];
-        for (int rest = 0; rest <= static_cast<int>(any_rest >> (group % 64) & 1); ++rest)
-            add_group<ROWS>(w, x, row, group, rest, first, y);
+struct Int8Group {
+    static constexpr int MOST_ROWS = INT8_ROWS;
+
+    // Activations of some groups. Of each row: for every 32 k the 8 pairs of even k, then those of odd ones. Rows do not
+    // meet in the same lines of the cache.
+    alignas(32) int16_t a[ROWS][MOST_GROUP + 16];
+    int64_t first_group;
+
+    static int64_t groups_at_once(const IntPanel& w) { return MOST_GROUP / w.group; }
+
+    PE_ALWAYS_INLINE Int8Group(const IntPanel w, const RowsOf x, Range groups) : first_group(groups.begin) {
+        const int8_t* const from = x.values + groups.begin * w.group;
+        const int64_t size = groups.size() * w.group;
+        for (int r = 0; r < ROWS; ++r) {
+            int64_t k = 0;
+            for (; k + 32 <= size; k += 32) widen(r, k, load_bytes(from + r * x.inputs + k));
+            if (k == size) continue;
+            const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + r * x.inputs + k));
+            widen(r, k, _mm256_zextsi128_si256(half));
+        }
+    }
+
+    PE_ALWAYS_INLINE void widen(int r, int64_t k, __m256i bytes) {
+        const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), odd = _mm256_srai_epi16(bytes, 8);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(a[r] + k), even);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(a[r] + k + 16), odd);
+    }
+
+    template <int VECTORS>
+    PE_ALWAYS_INLINE void add(const IntPanel w, const RowsOf x, int64_t group, int64_t first, float* y) const {
+        const __m256i low_bytes = _mm256_set1_epi16(0xff);
+        const uint8_t* at = w.values + group * w.group * PANEL + 4 * first;
+        __m256i sums[ROWS][VECTORS];
+        clear(sums);
+        const int64_t begin = (group - first_group) * w.group;
+        for (int64_t k = begin; k < begin + w.group; k += 16) {
+            const int64_t pair = k / 32 * 32 + k % 32 / 2;
+#pragma GCC unroll 4
+            for (int step = 0; step < 4; ++step, at += 4 * PANEL) {
+                __m256i b[VECTORS];
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; ++v) b[v] = _mm256_and_si256(load_bytes(at + 32 * v), low_bytes);
+                multiply(sums, b, pair + 2 * step);
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; ++v) b[v] = _mm256_srli_epi16(load_bytes(at + 32 * v), 8);
+                multiply(sums, b, pair + 2 * step + 16);
+            }
+        }
+        add_sums<ROWS, VECTORS, 7>(w, x, group, first, w.mins != nullptr, sums, y);
+    }
+
+    template <int VECTORS>
+    PE_ALWAYS_INLINE void multiply(__m256i (&sums)[ROWS][VECTORS], const __m256i (&b)[VECTORS], int64_t pair) const {
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) add_pairs(sums[r], b, a[r] + pair);
+    }
+};
+
+// INT4 in groups of 32: products of bytes, added up in 16 bits until the group ends.
+template <int ROWS, bool HAS_MINS>
+struct Int4Group {
+    static constexpr int MOST_ROWS = INT4_ROWS;
+
+    static int64_t groups_at_once(const IntPanel& w) { return w.inputs / INT4_GROUP; }
+
+    PE_ALWAYS_INLINE Int4Group(const IntPanel, const RowsOf, Range) {}
+
+    template <int VECTORS>
+    PE_ALWAYS_INLINE void add(const IntPanel w, const RowsOf x, int64_t group, int64_t first, float* y) const {
+        const __m256i nibbles = _mm256_set1_epi8(15);
+        const uint8_t* const at = w.values + group * (INT4_GROUP * PANEL / 2) + 4 * first;
+        const int8_t* const a = x.values + group * INT4_GROUP;
+        __m256i sums[ROWS][VECTORS];
+        clear(sums);
+#pragma GCC unroll 4
+        for (int step = 0; step < INT4_GROUP / 8; ++step) {
+            __m256i b[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) b[v] = _mm256_and_si256(load_bytes(at + step * 4 * PANEL + 32 * v), nibbles);
+            multiply(sums, b, a + 8 * step, x.inputs);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v)
+                b[v] = _mm256_and_si256(_mm256_srli_epi16(load_bytes(at + step * 4 * PANEL + 32 * v), 4), nibbles);
+            multiply(sums, b, a + 8 * step + 4, x.inputs);
+        }
+        const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) sums[r][v] = _mm256_madd_epi16(sums[r][v], ones);
+        add_sums<ROWS, VECTORS, HAS_MINS ? 0 : 3>(w, x, group, first, HAS_MINS, sums, y);
+    }
+
+    template <int VECTORS>
+    PE_ALWAYS_INLINE static void multiply(__m256i (&sums)[ROWS][VECTORS], const __m256i (&b)[VECTORS], const int8_t* a,
+                                          int64_t inputs) {
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) add_bytes(sums[r], b, a + r * inputs);
+    }
+};
+
+template <int ROWS>
+using Int4SymmetricGroup = Int4Group<ROWS, false>;
+template <int ROWS>
+using Int4MinsGroup = Int4Group<ROWS, true>;
+
+// Adds one group of ROWS rows to y [ROWS][32].
+template <int ROWS, typename Groups>
+PE_INLINE void add_group(const Groups& of_rows, const IntPanel w, const RowsOf x, int64_t group, float* y) {
+    constexpr int VECTORS = ROWS == 1 ? PANEL_VECTORS : 2;
+#pragma GCC unroll 1
+    for (int v = 0; v < PANEL_VECTORS; v += VECTORS) of_rows.template add<VECTORS>(w, x, group, v * WIDTH, y);
+}
+
+template <template <int> class Group, int ROWS>
+PE_INLINE void add_rest(const IntPanel w, const QuantizedRows& x, int64_t row, int64_t group, float* y) {
+    const RowsOf rests(x, row, 1);
+    add_group<ROWS>(Group<ROWS>(w, rests, {group, group + 1}), w, rests, group, y);
+}
+
+// The rests of a group where only some rows have one, row by row, or all together: the others' are zeros.
+template <template <int> class Group, int ROWS>
+__attribute__((noinline)) void add_rests(const IntPanel w, const QuantizedRows& x, int64_t row, int64_t group,
+                                         uint32_t which, float* y) {
+    if (2 * __builtin_popcount(which) > ROWS) return add_rest<Group, ROWS>(w, x, row, group, y);
+    for (int r = 0; r < ROWS; ++r)
+        if (which >> r & 1) add_rest<Group, 1>(w, x, row + r, group, y + r * PANEL);
+}
+
+// Adds what is left of the values of some rows' groups.
+template <template <int> class Group, int ROWS>
+PE_INLINE void add_all_rests(const IntPanel w, const QuantizedRows& x, int64_t row, float* y) {
+    const int64_t words = x.mask_words();
+    const uint64_t* const masks = x.rest_masks + row * words;
+    for (int64_t word = 0; word < words; ++word) {
+        uint64_t any = 0;
+        for (int r = 0; r < ROWS; ++r) any |= masks[r * words + word];
+        for (; any != 0; any &= any - 1) {
+            const int bit = __builtin_ctzll(any);
+            uint32_t which = 0;
+            for (int r = 0; r < ROWS; ++r) which |= static_cast<uint32_t>(masks[r * words + word] >> bit & 1) << r;
+            add_rests<Group, ROWS>(w, x, row, word * 64 + bit, which, y);
+        }
     }
 }
 
-template <int ROWS>
-void int_tile(const IntPanel& w, const QuantizedRows& x, int64_t row, int64_t output, int64_t outputs,
-              const Epilogue& e) {
-    float y[ROWS * PANEL] = {};
-    int_half_tile<ROWS>(w, x, row, 0, y);
-    int_half_tile<ROWS>(w, x, row, PANEL / 2, y);
+template <template <int> class Group, int ROWS>
+void int_tile(const IntPanel w, const QuantizedRows& x, int64_t row, int64_t output, int64_t outputs, const Epilogue& e) {
+    alignas(32) float y[ROWS * PANEL] = {};
+    const RowsOf values(x, row, 0);
+    const int64_t at_once = Group<ROWS>::groups_at_once(w);
+    for (int64_t begin = 0; begin < values.groups; begin += at_once) {
+        const Range groups{begin, begin + at_once < values.groups ? begin + at_once : values.groups};
+        const Group<ROWS> of_rows(w, values, groups);
+        for (int64_t group = groups.begin; group < groups.end; ++group) add_group<ROWS>(of_rows, w, values, group, y);
+    }
+    add_all_rests<Group, ROWS>(w, x, row, y);
     for (int r = 0; r < ROWS; ++r) {
         if (w.channel_scales) {
-            for (int64_t i = 0; i < PANEL; i += 8) {
-                float* at = y + r * PANEL + i;
-                _mm256_storeu_ps(at, _mm256_mul_ps(load_ps(at), load_half(w.scales + i)));
-            }
+            for (int64_t i = 0; i < PANEL; i += WIDTH)
+                store(y + r * PANEL + i, load(y + r * PANEL + i) * load_half(w.scales + i));
         }
-        finish_row(e, row + r, output, outputs, y + r * PANEL);
+        finish(e, row + r, output, outputs, y + r * PANEL);
     }
 }
 
-template <int ROWS>
-void bf16_half_tile(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, int64_t row, int64_t first,
-                    float* y) {
-    const __m256i upper = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
-    __m256 sum[ROWS][2];
-    for (int r = 0; r < ROWS; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
-    for (int64_t k = 0; k < inputs; k += 2) {
-        const __m256i* b = reinterpret_cast<const __m256i*>(panel + 2 * (k * PANEL + 2 * first));
-        for (int half = 0; half < 2; ++half) {
-            const __m256i pair = _mm256_loadu_si256(b + half);
-            const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
-            const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(pair, upper));
-            for (int r = 0; r < ROWS; ++r) {
-                const bf16* a = x + (row + r) * x_stride + k;
-                sum[r][half] = _mm256_fmadd_ps(even, _mm256_set1_ps(to_float(a[0])), sum[r][half]);
-                sum[r][half] = _mm256_fmadd_ps(odd, _mm256_set1_ps(to_float(a[1])), sum[r][half]);
-            }
+template <template <int> class Group>
+void int_rows(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs, const Epilogue& e) {
+    each_tile(rows, Group<1>::MOST_ROWS, [&](int64_t row, int64_t count) {
+        switch (count) {
+            case 1: int_tile<Group, 1>(w, x, row, output, outputs, e); break;
+            case 2: int_tile<Group, 2>(w, x, row, output, outputs, e); break;
+            case 3: int_tile<Group, 3>(w, x, row, output, outputs, e); break;
+            case 4: int_tile<Group, 4>(w, x, row, output, outputs, e); break;
+            default: int_tile<Group, Group<1>::MOST_ROWS>(w, x, row, output, outputs, e);
         }
+    });
+}
+
+void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
+               const Epilogue& e, NextPanel next) {
+    if (w.packed4) {
+        return w.mins ? int_rows<Int4MinsGroup>(w, x, rows, output, outputs, e)
+                      : int_rows<Int4SymmetricGroup>(w, x, rows, output, outputs, e);
     }
-    for (int r = 0; r < ROWS; ++r) {
-        _mm256_storeu_ps(y + r * PANEL + first, sum[r][0]);
-        _mm256_storeu_ps(y + r * PANEL + first + 8, sum[r][1]);
+    if (w.group > MOST_GROUP) return kernels_portable.int_block(w, x, rows, output, outputs, e, next);
+    int_rows<Int8Group>(w, x, rows, output, outputs, e);
+}
+
+// bfloat16: widened where it is read, weights by a shift and a mask in units that multiplication leaves free, activations
+// once a tile. The products of an output are added up one after the other, whatever the tile.
+
+template <int ROWS, int VECTORS>
+PE_INLINE void bf16_chunk(const uint8_t* at, int64_t count, const float (&a)[ROWS][BF16_CHUNK + 16], float* y) {
+    const __m256i upper = _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u));
+    __m256 sums[ROWS][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] = _mm256_loadu_ps(y + r * PANEL + v * WIDTH);
+    for (int64_t k = 0; k < count; k += 2, at += 4 * PANEL) {
+        __m256 b[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) b[v] = _mm256_castsi256_ps(_mm256_slli_epi32(load_bytes(at + 32 * v), 16));
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) add_floats(sums[r], b, a[r] + k);
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) b[v] = _mm256_castsi256_ps(_mm256_and_si256(load_bytes(at + 32 * v), upper));
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) add_floats(sums[r], b, a[r] + k + 1);
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) _mm256_storeu_ps(y + r * PANEL + v * WIDTH, sums[r][v]);
 }
 
 template <int ROWS>
 void bf16_tile(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, int64_t row, int64_t output,
                int64_t outputs, const Epilogue& e) {
-    float y[ROWS * PANEL];
-    bf16_half_tile<ROWS>(panel, inputs, x, x_stride, row, 0, y);
-    bf16_half_tile<ROWS>(panel, inputs, x, x_stride, row, PANEL / 2, y);
-    for (int r = 0; r < ROWS; ++r) finish_row(e, row + r, output, outputs, y + r * PANEL);
-}
-
-void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
-               const Epilogue& e, NextPanel) {
-    int64_t row = rows.begin;
-    for (; row + INT_ROWS <= rows.end; row += INT_ROWS) int_tile<INT_ROWS>(w, x, row, output, outputs, e);
-    for (; row < rows.end; ++row) int_tile<1>(w, x, row, output, outputs, e);
+    constexpr int VECTORS = ROWS == 1 ? PANEL_VECTORS : 2;
+    alignas(32) float y[ROWS * PANEL] = {};
+    alignas(32) float a[ROWS][BF16_CHUNK + 16];  // and rows do not meet in the same lines of the cache
+    for (int64_t begin = 0; begin < inputs; begin += BF16_CHUNK) {
+        const int64_t count = inputs - begin < BF16_CHUNK ? inputs - begin : BF16_CHUNK;
+        for (int r = 0; r < ROWS; ++r)
+            for (int64_t k = 0; k < count; k += WIDTH) store(a[r] + k, load(x + (row + r) * x_stride + begin + k));
+#pragma GCC unroll 1
+        for (int v = 0; v < PANEL_VECTORS; v += VECTORS)
+            bf16_chunk<ROWS, VECTORS>(panel + 2 * begin * PANEL + 32 * v, count, a, y + v * WIDTH);
+    }
+    for (int r = 0; r < ROWS; ++r) finish(e, row + r, output, outputs, y + r * PANEL);
 }
 
 void bf16_block(const uint8_t* panel, int64_t inputs, const bf16* x, int64_t x_stride, Range rows, int64_t output,
                 int64_t outputs, const Epilogue& e, NextPanel) {
-    int64_t row = rows.begin;
-    for (; row + BF16_ROWS <= rows.end; row += BF16_ROWS)
-        bf16_tile<BF16_ROWS>(panel, inputs, x, x_stride, row, output, outputs, e);
-    for (; row < rows.end; ++row) bf16_tile<1>(panel, inputs, x, x_stride, row, output, outputs, e);
+    each_tile(rows, BF16_ROWS, [&](int64_t row, int64_t count) {
+        switch (count) {
+            case 1: bf16_tile<1>(panel, inputs, x, x_stride, row, output, outputs, e); break;
+            case 2: bf16_tile<2>(panel, inputs, x, x_stride, row, output, outputs, e); break;
+            case 3: bf16_tile<3>(panel, inputs, x, x_stride, row, output, outputs, e); break;
+            case 4: bf16_tile<4>(panel, inputs, x, x_stride, row, output, outputs, e); break;
+            case 5: bf16_tile<5>(panel, inputs, x, x_stride, row, output, outputs, e); break;
+            default: bf16_tile<6>(panel, inputs, x, x_stride, row, output, outputs, e); break;
+        }
+    });
+}
+
+void narrow(const float* from, int64_t count, bf16* to) {
+    for (int64_t i = 0; i < count; i += WIDTH) store(to + i, load(from + i));
 }
 
 }  // namespace
 
-const KernelSet kernels_avx2{int_block, bf16_block, unpack4_scalar, 0, 0, narrow_scalar, quantize_rows_scalar};
+const KernelSet kernels_avx2{int_block,  bf16_block, unpack4_scalar,     INT4_GROUP,
+                             INT64_MAX, narrow,     quantize_rows_avx2};
 
 }  // namespace pe

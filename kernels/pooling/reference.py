@@ -24,6 +24,7 @@ def pool_last(hidden: Tensor, bounds: Tensor) -> Tensor:
 def pool_mean(hidden: Tensor, bounds: Tensor) -> Tensor:
     """The mean of each sequence's states, with length 1. Arguments and result as `pool_last`."""
     lengths = bounds.long().diff()
-    rows = torch.repeat_interleave(torch.arange(lengths.numel(), device=hidden.device), lengths)
+    numbers = torch.arange(lengths.numel(), device=hidden.device)
+    rows = torch.repeat_interleave(numbers, lengths, output_size=hidden.shape[0])  # without the size it would wait
     sums = torch.zeros((lengths.numel(), hidden.shape[1]), device=hidden.device).index_add_(0, rows, hidden.float())
     return functional.normalize(sums / lengths.unsqueeze(1), dim=-1)

@@ -81,7 +81,8 @@ def messages_request_body(request: MessagesRequest, tool_call_parser: str) -> tu
         **{name: value for name, value in named.items() if value is not None},  # type: ignore[arg-type]
     )
     choice = _tool_choice(request.tool_choice)
-    return conversation_body(openai_messages(request), params, openai_tools(request), choice, tool_call_parser)
+    messages, tools = openai_messages(request), openai_tools(request)
+    return conversation_body(messages, params, tools, choice, tool_call_parser, parallel=request.parallel)
 
 
 def openai_messages(request: _Turns) -> list[dict[str, Any]]:

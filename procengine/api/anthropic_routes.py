@@ -19,28 +19,30 @@ from procengine.api.exchange import Response
 from procengine.api.jobs import StreamJob, WholeJob
 from procengine.api.json_body import decode_body, json_bytes
 from procengine.api.routes import Call
+from procengine.api.stream_routes import way_back
 
 __all__ = ["count_tokens", "create_message"]
 
 
 def create_message(call: Call) -> None:
-    """`POST /v1/messages`."""
+    """`POST /v1/messages`: a conversation goes on, in Anthropic's shape."""
     request = decode_body(MESSAGES_DECODER, call.request.body)
     service = call.service
     service.check_model(request.model)
     service.check_workflow("generate")
     body, offer = messages_request_body(request, service.welcome.tool_call_parser)
     facts = service.answer_facts(f"msg_{call.request_id}")
+    exchange = way_back(call, streams=bool(request.stream))
     if request.stream:
         renderer = MessagesStream(request, facts, offer.style)
-        StreamJob(service.link, call.exchange, renderer).start("generate", [body], call.traceparent)
+        StreamJob(service.link, exchange, renderer).start("generate", [body], call.traceparent)
     else:
         render = partial(messages_answer, request, facts, offer.style)
-        WholeJob(service.link, call.exchange, render, is_anthropic=True).start("generate", [body], call.traceparent)
+        WholeJob(service.link, exchange, render, is_anthropic=True).start("generate", [body], call.traceparent)
 
 
 async def count_tokens(call: Call) -> None:
-    """`POST /v1/messages/count_tokens`."""
+    """`POST /v1/messages/count_tokens`: how long a conversation is."""
     request = decode_body(COUNT_DECODER, call.request.body)
     service = call.service
     service.check_model(request.model)

@@ -59,6 +59,9 @@ class _BatchExchange:
     def end(self, data: bytes = b"") -> None:
         self._finish(None)
 
+    def cut(self) -> None:
+        self._finish(None)
+
     def _finish(self, response: Response | None) -> None:
         if not self.is_over:
             self.is_over = True

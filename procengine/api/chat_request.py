@@ -43,7 +43,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None  # false: calls behind the first are not shown
+    parallel_tool_calls: bool | None = None  # false: one call at most
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
@@ -98,4 +98,5 @@ def chat_body(request: ChatRequest, tool_call_parser: str) -> tuple[Body, ToolOf
         tool_call_parser,
         request.priority,
         request.cache_salt,
+        parallel=request.parallel_tool_calls is not False,
     )

@@ -18,7 +18,7 @@ from procengine.api.prompts import prompt_bodies
 from procengine.api.routes import Call
 from procengine.errors import InvalidRequestError
 
-__all__ = ["classify", "pooling"]
+__all__ = ["ClassifyRequest", "PoolingRequest", "classify", "pooling"]
 
 
 class ClassifyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ _OPTIONS: Final = {"embed": ("dimensions",), "hidden_states": ("layer", "tokens"
 
 
 def classify(call: Call) -> None:
-    """`POST /v1/classify`."""
+    """`POST /v1/classify`: how likely each label of the model is."""
     request = decode_body(_CLASSIFY, call.request.body)
     call.service.check_model(request.model)
     call.service.check_workflow("classify")
@@ -71,7 +71,7 @@ def classify(call: Call) -> None:
 
 
 def pooling(call: Call) -> None:
-    """`POST /pooling`."""
+    """`POST /pooling`: what the model gives for texts without generating."""
     request = decode_body(_POOLING, call.request.body)
     call.service.check_model(request.model)
     workflows = call.service.welcome.workflows

@@ -27,6 +27,8 @@ def conversation_body(
     tool_call_parser: str,
     priority: int | None = None,
     cache_salt: str | None = None,
+    *,
+    parallel: bool = True,
 ) -> tuple[Body, ToolOffer]:
     """What is sent to the group, and how calls are read from the answer.
 
@@ -35,7 +37,7 @@ def conversation_body(
     """
     # Clients that always send both, with nothing to offer, mean nothing by it.
     choice = None if not tools and tool_choice in ("auto", "none") else tool_choice
-    offer = make_offer(tools or None, choice, tool_call_parser)
+    offer = make_offer(tools or None, choice, tool_call_parser, parallel=parallel)
     params = offer.params(params) if params.output_kind == "final" else offer.stream_params(params)
     return generate_body(messages_body(messages, offer.tools), params, priority or 0, cache_salt or ""), offer
 

@@ -24,7 +24,19 @@ from procengine.client_bodies import Body
 from procengine.errors import InvalidRequestError
 from procengine.messages import Delta, Embedding
 
-__all__ = ["Items", "add_options", "embed", "embeddings", "rerank", "score", "usage", "vector"]
+__all__ = [
+    "EmbeddingRequest",
+    "Items",
+    "RerankRequest",
+    "ScoreRequest",
+    "add_options",
+    "embed",
+    "embeddings",
+    "rerank",
+    "score",
+    "usage",
+    "vector",
+]
 
 Items = list[list[Delta | Embedding]]
 
@@ -67,7 +79,7 @@ _RERANK: Final = msgspec.json.Decoder(RerankRequest)
 
 
 def embed(call: Call) -> None:
-    """`POST /v1/embeddings`."""
+    """`POST /v1/embeddings`: texts as vectors."""
     request = decode_body(_EMBED, call.request.body)
     _check(call, request.model)
     bodies = prompt_bodies("input", request.input)
@@ -100,7 +112,7 @@ def embed(call: Call) -> None:
 
 
 def score(call: Call) -> None:
-    """`POST /v1/score`."""
+    """`POST /v1/score`: how alike texts are."""
     request = decode_body(_SCORE, call.request.body)
     _check(call, request.model)
     pairs = _pairs(request)
@@ -119,7 +131,7 @@ def score(call: Call) -> None:
 
 
 def rerank(call: Call) -> None:
-    """`POST /v1/rerank`."""
+    """`POST /v1/rerank`: documents by their likeness to a query."""
     request = decode_body(_RERANK, call.request.body)
     _check(call, request.model)
     documents = [_document(f"documents[{index}]", one) for index, one in enumerate(request.documents)]

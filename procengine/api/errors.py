@@ -6,9 +6,10 @@ Owns: which status, type and code an error of the group has over HTTP. Never doe
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from procengine.api.exchange import Response
 from procengine.errors import (
@@ -19,11 +20,21 @@ from procengine.errors import (
     ShuttingDownError,
 )
 
-__all__ = ["ApiError", "anthropic_body", "api_error", "bad_request", "error_response", "openai_body"]
+__all__ = [
+    "AnthropicAnswer",
+    "ApiError",
+    "ErrorAnswer",
+    "anthropic_body",
+    "api_error",
+    "bad_request",
+    "error_response",
+    "openai_body",
+]
 
 _MAX_MESSAGE: Final = 2000
+_MAX_PARAM: Final = 200
 _RETRY_AFTER_S: Final = 1
-_FIELD: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]]*): ")
+_FIELD: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]-]*): ")  # of the body, or a header
 _TYPE_BY_STATUS: Final = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
@@ -54,10 +65,9 @@ class ApiError(Exception):
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         # Values of callers are quoted in messages: they may be long, and what is no Unicode text is no JSON either.
-        text = message.encode(errors="replace").decode()
-        super().__init__(text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "...")
+        super().__init__(_shown(message, _MAX_MESSAGE))
         self.status = status
-        self.param = param
+        self.param = None if param is None else _shown(param, _MAX_PARAM)
         self.code = code
         self.retry_after_s = retry_after_s
         self.headers = headers
@@ -68,8 +78,14 @@ class ApiError(Exception):
         return str(self)
 
 
+def _shown(text: str, max_length: int) -> str:
+    text = text.encode(errors="replace").decode()
+    return text if len(text) <= max_length else text[:max_length] + "..."
+
+
 def bad_request(message: str) -> ApiError:
     """A 400 from a message that begins with the field that is wrong."""
+    message = message.removeprefix("sampling_params.")  # the place in what the group is asked, not in what we are
     field = _FIELD.match(message)
     code = "context_length_exceeded" if "max_model_len" in message else None
     return ApiError(400, message, param=field.group(1) if field else None, code=code)
@@ -94,20 +110,48 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(500, "an error of the server; its log says which", code="internal")
 
 
-def openai_body(error: ApiError) -> dict[str, Any]:
+class OpenAiError(Struct, frozen=True):
+    """What is wrong, in OpenAI's shape."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(Struct, frozen=True):
+    """An error as an answer."""
+
+    error: OpenAiError
+
+
+class AnthropicError(Struct, frozen=True):
+    """What is wrong, in Anthropic's shape."""
+
+    type: str
+    message: str
+
+
+class AnthropicAnswer(Struct, frozen=True, tag_field="type", tag="error"):
+    """An error as an answer of Anthropic's API."""
+
+    error: AnthropicError
+
+
+def openai_body(error: ApiError) -> ErrorAnswer:
     """OpenAI's shape."""
     kind = _TYPE_BY_STATUS.get(error.status) or ("invalid_request_error" if error.status < 500 else "server_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    return ErrorAnswer(OpenAiError(error.message, kind, error.param, error.code))
 
 
-def anthropic_body(error: ApiError) -> dict[str, Any]:
+def anthropic_body(error: ApiError) -> AnthropicAnswer:
     """Anthropic's shape."""
     kind = _ANTHROPIC_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    return AnthropicAnswer(AnthropicError(kind, error.message))
 
 
 def error_response(error: ApiError, *, is_anthropic: bool = False) -> Response:
     """The answer."""
-    body = anthropic_body(error) if is_anthropic else openai_body(error)
+    body: ErrorAnswer | AnthropicAnswer = anthropic_body(error) if is_anthropic else openai_body(error)
     retry = () if error.retry_after_s is None else (("Retry-After", str(error.retry_after_s)),)
     return Response(error.status, msgspec.json.encode(body), headers=(*retry, *error.headers))

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["EVENT_STREAM", "JSON", "Exchange", "HttpRequest", "Response"]
+__all__ = ["EVENT_STREAM", "EVENT_STREAM_KIND", "JSON", "Exchange", "HttpRequest", "Response"]
 
 JSON = "application/json"
-EVENT_STREAM = "text/event-stream; charset=utf-8"
+EVENT_STREAM_KIND = "text/event-stream"
+EVENT_STREAM = f"{EVENT_STREAM_KIND}; charset=utf-8"
 
 
 @dataclass(slots=True)
@@ -70,4 +71,8 @@ class Exchange(Protocol):
 
     def end(self, data: bytes = b"") -> None:
         """The last piece."""
+        ...
+
+    def cut(self) -> None:
+        """End in the middle, so that the peer sees that this is no end."""
         ...

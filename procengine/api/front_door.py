@@ -11,9 +11,11 @@ import secrets
 from collections.abc import Awaitable
 from typing import Final
 
+from procengine.api.api_key import given_key
 from procengine.api.errors import ApiError, api_error, error_response
 from procengine.api.exchange import JSON, Exchange, HttpRequest, Response
 from procengine.api.jobs import log_failure
+from procengine.api.resumable_stream import WINDOW_HEADER
 from procengine.api.routes import Call, Route, RouteTable
 from procengine.api.service import Service
 from procengine.errors import InvalidRequestError
@@ -23,7 +25,7 @@ __all__ = ["FrontDoor"]
 
 _MAX_REQUEST_ID: Final = 128
 _PREFLIGHT_S: Final = 600
-_ALLOWED_HEADERS: Final = "Authorization, Content-Type, X-Api-Key, X-Request-Id"
+_ALLOWED_HEADERS: Final = f"Authorization, Content-Type, Last-Event-ID, X-Api-Key, X-Request-Id, {WINDOW_HEADER}"
 
 
 class FrontDoor:
@@ -82,8 +84,7 @@ class FrontDoor:
     def _check_key(self, request: HttpRequest) -> None:
         if not self._keys:
             return
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        given = given_key(request)
         data = given.encode(errors="replace")
         # All are compared, whichever fits: how long it takes tells nothing.
         if not sum(hmac.compare_digest(data, key) for key in self._keys):
@@ -99,7 +100,7 @@ class FrontDoor:
             exchange.headers += [
                 ("Access-Control-Allow-Origin", origin),
                 ("Vary", "Origin"),
-                ("Access-Control-Expose-Headers", "X-Request-Id"),
+                ("Access-Control-Expose-Headers", f"X-Request-Id, {WINDOW_HEADER}"),
             ]
 
     def _preflight(self, request: HttpRequest, known: dict[str, Route]) -> Response:

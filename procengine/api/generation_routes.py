@@ -17,12 +17,13 @@ from procengine.api.json_body import decode_body
 from procengine.api.responses_answer import ResponsesStream, responses_answer
 from procengine.api.responses_request import RESPONSES_DECODER, responses_body
 from procengine.api.routes import Call
+from procengine.api.stream_routes import way_back
 
 __all__ = ["chat", "complete", "respond"]
 
 
 def chat(call: Call) -> None:
-    """`POST /v1/chat/completions`."""
+    """`POST /v1/chat/completions`: a conversation goes on."""
     request = decode_body(CHAT_DECODER, call.request.body)
     service = call.service
     service.check_model(request.model)
@@ -30,18 +31,19 @@ def chat(call: Call) -> None:
     body, offer = chat_body(request, service.welcome.tool_call_parser)
     as_ids = bool(request.return_tokens_as_token_ids)
     facts = service.answer_facts(f"chatcmpl-{call.request_id}", tokens_as_ids=as_ids)
+    exchange = way_back(call, streams=bool(request.stream))
     if request.stream:
-        StreamJob(service.link, call.exchange, ChatStream(request, facts, offer.style)).start(
+        StreamJob(service.link, exchange, ChatStream(request, facts, offer.style)).start(
             "generate", [body], call.traceparent
         )
     else:
-        WholeJob(service.link, call.exchange, partial(chat_answer, request, facts, offer.style)).start(
+        WholeJob(service.link, exchange, partial(chat_answer, request, facts, offer.style)).start(
             "generate", [body], call.traceparent
         )
 
 
 def complete(call: Call) -> None:
-    """`POST /v1/completions`."""
+    """`POST /v1/completions`: a text, or several, go on."""
     request = decode_body(COMPLETION_DECODER, call.request.body)
     service = call.service
     service.check_model(request.model)
@@ -49,29 +51,29 @@ def complete(call: Call) -> None:
     bodies = completion_bodies(request)
     as_ids = bool(request.return_tokens_as_token_ids)
     facts = service.answer_facts(f"cmpl-{call.request_id}", tokens_as_ids=as_ids)
+    exchange = way_back(call, streams=bool(request.stream))
     if request.stream:
-        StreamJob(service.link, call.exchange, CompletionStream(request, facts)).start(
-            "generate", bodies, call.traceparent
-        )
+        StreamJob(service.link, exchange, CompletionStream(request, facts)).start("generate", bodies, call.traceparent)
     else:
-        WholeJob(service.link, call.exchange, partial(completion_answer, request, facts)).start(
+        WholeJob(service.link, exchange, partial(completion_answer, request, facts)).start(
             "generate", bodies, call.traceparent
         )
 
 
 def respond(call: Call) -> None:
-    """`POST /v1/responses`."""
+    """`POST /v1/responses`: a conversation goes on, in the newer shape, without state."""
     request = decode_body(RESPONSES_DECODER, call.request.body)
     service = call.service
     service.check_model(request.model)
     service.check_workflow("generate")
     body, offer = responses_body(request, service.welcome.tool_call_parser)
     facts = service.answer_facts(f"resp_{call.request_id}")
+    exchange = way_back(call, streams=bool(request.stream))
     if request.stream:
-        StreamJob(service.link, call.exchange, ResponsesStream(request, facts, offer.style)).start(
+        StreamJob(service.link, exchange, ResponsesStream(request, facts, offer.style)).start(
             "generate", [body], call.traceparent
         )
     else:
-        WholeJob(service.link, call.exchange, partial(responses_answer, request, facts, offer.style)).start(
+        WholeJob(service.link, exchange, partial(responses_answer, request, facts, offer.style)).start(
             "generate", [body], call.traceparent
         )

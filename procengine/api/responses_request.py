@@ -132,6 +132,7 @@ def responses_body(request: ResponsesRequest, tool_call_parser: str) -> tuple[Bo
         tool_call_parser,
         request.priority,
         request.cache_salt,
+        parallel=request.parallel_tool_calls is not False,
     )
 
 

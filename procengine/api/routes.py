@@ -9,8 +9,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from procengine.api.errors import ApiError
-from procengine.api.exchange import Exchange, HttpRequest
+from procengine.api.exchange import EVENT_STREAM_KIND, JSON, Exchange, HttpRequest
 from procengine.api.service import Service
 
 __all__ = ["Call", "Handler", "Route", "RouteTable"]
@@ -39,6 +41,9 @@ class Route:
     Attributes:
         is_public: it is answered without a key.
         is_anthropic: its errors have Anthropic's shape.
+        body: what its body is decoded as; None: it takes none.
+        tail: what its path has behind its own, if it stands for all below it.
+        kind: what its answer is, if that is not a stream.
     """
 
     method: str
@@ -46,6 +51,14 @@ class Route:
     handler: Handler
     is_public: bool = False
     is_anthropic: bool = False
+    body: type[Struct] | None = None
+    tail: str | None = None
+    kind: str = JSON
+
+    @property
+    def streams(self) -> bool:
+        """Whether its answer may be a stream of events."""
+        return self.kind == EVENT_STREAM_KIND or (self.body is not None and "stream" in self.body.__struct_fields__)
 
 
 class RouteTable:

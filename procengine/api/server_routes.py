@@ -5,6 +5,7 @@ Owns: those answers. Never does: look into another process: the supervisor is as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,14 +14,15 @@ import procengine
 from procengine.api.errors import ApiError
 from procengine.api.exchange import Response
 from procengine.api.json_body import json_bytes
-from procengine.api.metrics_page import fetch_metrics
-from procengine.api.routes import Call
+from procengine.api.metrics_page import fetch_page
+from procengine.api.openapi import openapi_document
+from procengine.api.routes import Call, Handler, Route
 from procengine.errors import EngineDeadError, ShuttingDownError
 from procengine.groups import describe
 from procengine.health import group_health
 from procengine.profiling.process_watch import process_name
 
-__all__ = ["health", "list_models", "live", "metrics", "ready", "show_model", "version"]
+__all__ = ["health", "list_models", "live", "metrics", "openapi", "ready", "show_model", "top", "version"]
 
 
 def live(call: Call) -> None:
@@ -57,22 +59,38 @@ async def health(call: Call) -> None:
 
 async def metrics(call: Call) -> None:
     """`GET /metrics`: for Prometheus."""
-    call.exchange.send(await fetch_metrics(call.service.config))
+    call.exchange.send(await fetch_page(call.service.config, "/metrics"))
+
+
+async def top(call: Call) -> None:
+    """`GET /top`: the group in figures, as `procengine top --json` prints them."""
+    call.exchange.send(await fetch_page(call.service.config, "/top"))
 
 
 def version(call: Call) -> None:
-    """`GET /version`."""
+    """`GET /version`: procengine's."""
     call.exchange.send(Response(200, json_bytes({"version": procengine.__version__})))
 
 
+def openapi(routes: Sequence[Route]) -> Handler:
+    """The route that describes these."""
+
+    def answer(call: Call) -> None:
+        wants_key = bool(call.service.config.api.api_keys)
+        document = openapi_document(routes, procengine.__version__, wants_key=wants_key)
+        call.exchange.send(Response(200, json_bytes(document)))
+
+    return answer
+
+
 def list_models(call: Call) -> None:
-    """`GET /v1/models`."""
+    """`GET /v1/models`: what requests may call the model."""
     models = [_model(call, name) for name in call.service.model_names]
     call.exchange.send(Response(200, json_bytes({"object": "list", "data": models})))
 
 
 def show_model(call: Call) -> None:
-    """`GET /v1/models/NAME`."""
+    """`GET /v1/models/NAME`: one of these."""
     name = unquote(call.tail)
     call.service.check_model(name)
     call.exchange.send(Response(200, json_bytes(_model(call, name))))

@@ -16,6 +16,7 @@ from procengine.api.errors import ApiError
 from procengine.api.group_link import GroupLink
 from procengine.api.group_status import GroupStatus
 from procengine.api.logprobs import TokenNames
+from procengine.api.resumable_streams import ResumableStreams
 from procengine.chat_template import ChatTemplate
 from procengine.client_link import new_call_seed
 from procengine.config import EngineConfig
@@ -37,6 +38,7 @@ class Service:
         self.link = link
         self.status = status
         self.tokenizer = Tokenizer.load(config.model.tokenizer_path)
+        self.streams = ResumableStreams()
         self.is_draining = False
         self.error: str | None = None  # why the group ends, if it does with an error
         self.started_s = int(time.time())

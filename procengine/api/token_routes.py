@@ -15,7 +15,7 @@ from procengine.api.json_body import decode_body, json_bytes
 from procengine.api.routes import Call
 from procengine.errors import InvalidRequestError
 
-__all__ = ["detokenize", "tokenize"]
+__all__ = ["DetokenizeRequest", "TokenizeRequest", "detokenize", "tokenize"]
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +42,7 @@ _DETOKENIZE: Final = msgspec.json.Decoder(DetokenizeRequest)
 
 
 async def tokenize(call: Call) -> None:
-    """`POST /tokenize`."""
+    """`POST /tokenize`: a text, or a conversation as the model sees it, as token ids."""
     request = decode_body(_TOKENIZE, call.request.body)
     service = call.service
     service.check_model(request.model)
@@ -59,7 +59,7 @@ async def tokenize(call: Call) -> None:
 
 
 async def detokenize(call: Call) -> None:
-    """`POST /detokenize`."""
+    """`POST /detokenize`: token ids as a text."""
     request = decode_body(_DETOKENIZE, call.request.body)
     service = call.service
     service.check_model(request.model)

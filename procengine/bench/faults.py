@@ -21,10 +21,11 @@ import numpy as np
 from procengine.bench.fault_streams import Streams
 from procengine.bench.report import summary
 from procengine.config import EngineConfig
+from procengine.engine_args import EngineArgs
 from procengine.errors import ProcengineError
 from procengine.groups import GroupInfo, find_group
 from procengine.launch import launch_group
-from procengine.resolve import EngineArgs, resolve
+from procengine.resolve import resolve
 
 __all__ = ["FIGURES", "Wanted", "measure_faults", "missed", "table"]
 

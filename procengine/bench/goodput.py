@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from procengine.bench.latency_metrics import GOODPUT_METRICS
 from procengine.bench.timelines import Timeline
 from procengine.errors import ConfigError
 
-__all__ = ["GOODPUT_METRICS", "meets", "parse_objectives"]
-
-GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+__all__ = ["meets", "parse_objectives"]
 
 
 def parse_objectives(texts: Sequence[str]) -> dict[str, float]:

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.bench.goodput import meets
+from procengine.bench.latency_metrics import LATENCY_METRICS
 from procengine.bench.timelines import Timeline
 from procengine.errors import ConfigError, ProcengineError
 
-__all__ = ["LATENCY_METRICS", "ReportOptions", "report", "samples_ms", "summary", "table"]
+__all__ = ["ReportOptions", "report", "samples_ms", "summary", "table"]
 
-LATENCY_METRICS = ("ttft", "itl", "tpot", "e2el")
 _NOT_SHOWN = frozenset({"config", "errors"})
 
 

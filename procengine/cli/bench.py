@@ -9,6 +9,8 @@ import argparse
 import importlib
 from typing import Final, NamedTuple
 
+from procengine.cli.examples import add_examples
+
 __all__ = ["add_arguments", "run"]
 
 
@@ -20,9 +22,9 @@ class _Mode(NamedTuple):
 
 
 _MODES: Final = {
-    "throughput": _Mode("procengine.cli.bench_load", "all requests at once, to a private group"),
-    "latency": _Mode("procengine.cli.bench_load", "one request after the other, to a private group"),
-    "serve": _Mode("procengine.cli.bench_load", "requests that arrive over time, to a private or a running group"),
+    "throughput": _Mode("procengine.cli.bench_load_args", "all requests at once, to a private group"),
+    "latency": _Mode("procengine.cli.bench_load_args", "one request after the other, to a private group"),
+    "serve": _Mode("procengine.cli.bench_load_args", "requests that arrive over time, to a private or a running group"),
     "ipc": _Mode("procengine.cli.bench_ipc", "each stage of a step without a model, by batch size"),
     "depth": _Mode("procengine.cli.bench_depth", "what planning ahead of the device gains, by batch size"),
     "startup": _Mode("procengine.cli.bench_startup", "time until a group is ready, memory of its processes"),
@@ -35,6 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.description = (
         "Measure. docs/BENCHMARKING.md says what each figure means and how to get one that can be trusted."
+    )
+    add_examples(
+        parser,
+        ("procengine bench throughput smollm2-135m --num-prompts 16", "tokens a second, all at once"),
+        ("procengine bench serve --request-rate 2 --num-prompts 20 --input-len 64", "a running group"),
+        ("procengine bench ipc", "the pipeline without a model"),
+        ("procengine bench throughput --help", "a mode's options"),
     )
     modes = parser.add_subparsers(dest="mode", metavar="MODE", required=True)
     for name, mode in _MODES.items():

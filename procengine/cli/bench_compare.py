@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from procengine.bench.compare import compare, make_side, table
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
@@ -31,9 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
     parser.description = (
         "Run one of the other modes for A and for B by turns (AB, BA, AB, ...) and print the ratios B/A of the pairs:\n"
         "median, range, and a 95 % bootstrap interval of the median. All that follows MODE goes to both sides.\n\n"
-        '  procengine bench compare --a "--async-depth 1" --b "--async-depth 2" throughput smollm2-135m\n'
-        "  procengine bench compare --a-path ../before --b-path . throughput smollm2-135m --device mock\n\n"
         "An option that is one word needs an equals sign: --b=--no-enable-prefix-caching"
+    )
+    add_examples(
+        parser,
+        ('procengine bench compare --a "--async-depth 1" --b "--async-depth 2" throughput smollm2-135m', "two options"),
+        ("procengine bench compare --a-path ../before --b-path . throughput smollm2-135m --device mock", "two trees"),
     )
     add = parser.add_argument
     for side in ("a", "b"):
@@ -49,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run and print."""
+    from procengine.bench.compare import compare, make_side, table
+
     if args.pairs < 1:
         raise ConfigError(f"--pairs: must be at least 1, got {args.pairs}")
     metrics = [text.strip() for text in (args.metrics or _METRICS[args.bench_mode]).split(",") if text.strip()]

@@ -14,11 +14,10 @@ from typing import Final
 
 import msgspec
 
-from procengine.bench.depth import DepthPlan, compare_depths, measure_depths, table
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
+from procengine.cli.examples import add_examples
 from procengine.config import EngineConfig
 from procengine.errors import ConfigError
-from procengine.resolve import resolve
 
 __all__ = ["add_arguments", "run"]
 
@@ -33,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
         "tokens a second of the worker while every request decodes, their ratio to the first variant, run by run, and\n"
         "the share of its time in which the worker had nothing to run, with what it waited for."
     )
+    add_examples(
+        parser,
+        ("procengine bench depth smollm2-135m --batch-sizes 1,8", "depth 1, depth 2, several steps a message"),
+        ('procengine bench depth m --device mock --mock-step-ms 5 --variant "--async-depth 3"', "a variant of yours"),
+    )
     add_engine_arguments(parser)
     add = parser.add_argument_group("benchmark options").add_argument
     add("--batch-sizes", default=_BATCH_SIZES, metavar="LIST", help=f"requests at once [{_BATCH_SIZES}]")
@@ -45,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    from procengine.bench.depth import DepthPlan, compare_depths, measure_depths, table
+
     for name, low in (("input_len", 1), ("output_len", 16), ("runs", 1)):
         if getattr(args, name) < low:
             raise ConfigError(f"--{name.replace('_', '-')}: must be at least {low}, got {getattr(args, name)}")
@@ -58,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace, variant: str, number: int) -> EngineConfig:
     """The common options, and on top of them those of a variant."""
+    from procengine.resolve import resolve
+
     parser = argparse.ArgumentParser(prog="--variant")
     add_engine_arguments(parser)
     try:
@@ -75,7 +83,8 @@ def _batch_sizes(args: argparse.Namespace) -> list[int]:
         raise ConfigError(
             f"--batch-sizes: must be whole numbers with commas between, got {args.batch_sizes!r}"
         ) from None
+    max_num_seqs = engine_args_from(args).max_num_seqs
     for size in sizes:
-        if not 1 <= size <= args.max_num_seqs:
-            raise ConfigError(f"--batch-sizes: must be between 1 and max_num_seqs ({args.max_num_seqs}), got {size}")
+        if not 1 <= size <= max_num_seqs:
+            raise ConfigError(f"--batch-sizes: must be between 1 and max_num_seqs ({max_num_seqs}), got {size}")
     return sizes

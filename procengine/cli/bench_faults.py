@@ -10,8 +10,8 @@ import sys
 
 import msgspec
 
-from procengine.bench.faults import measure_faults, missed, table
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
@@ -23,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
         "Kill processes of private groups again and again; say how long it took until that was noticed, until the\n"
         "streams moved again, or until nothing was left. The exit status is 1 if a median is above what is wanted."
     )
+    add_examples(
+        parser,
+        ("procengine bench faults smollm2-135m --device mock", "the pipeline's own part"),
+        ("procengine bench faults smollm2-135m --runs 2 --json", "with a model"),
+    )
     add_engine_arguments(parser)
     add = parser.add_argument_group("benchmark options").add_argument
     add("--runs", type=int, default=5, metavar="N", help="deaths of each kind [5]")
@@ -31,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    from procengine.bench.faults import measure_faults, missed, table
+
     if args.runs < 1:
         raise ConfigError(f"--runs: must be at least 1, got {args.runs}")
     figures = {"mode": "faults", **measure_faults(engine_args_from(args), args.runs, _say)}

@@ -11,12 +11,9 @@ from typing import Final
 
 import msgspec
 
-from procengine.bench.ipc import measure_ipc, table
-from procengine.bench.stages import tiny_tokenizer
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
-from procengine.model_source import resolve_model
 from procengine.paths import procengine_home
-from procengine.tokenizer import Tokenizer
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
         "Run decode steps through the product's own code without a model: every stage timed on its own, and one hop\n"
         "between two processes over a real socket. MODEL only lends its tokenizer."
     )
+    add_examples(
+        parser,
+        ("procengine bench ipc", "by batch size"),
+        ("procengine bench ipc smollm2-135m --batch-sizes 256 --json", "one size, a real tokenizer"),
+    )
     add = parser.add_argument
     add("model", metavar="MODEL", nargs="?", help="whose tokenizer to use [one of 256 single bytes]")
     add("--batch-sizes", default=_BATCH_SIZES, metavar="LIST", help=f"rows of a step [{_BATCH_SIZES}]")
@@ -40,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    from procengine.bench.ipc import measure_ipc, table
+    from procengine.bench.stages import tiny_tokenizer
+    from procengine.model_source import resolve_model
+    from procengine.tokenizer import Tokenizer
+
     batch_sizes = _batch_sizes(args.batch_sizes)
     for name in ("num_steps", "input_len"):
         if getattr(args, name) < 1:

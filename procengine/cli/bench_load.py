@@ -35,7 +35,7 @@ from procengine.bench.workload import (
     random_requests,
     requests_of_lengths,
 )
-from procengine.cli.bench_load_args import NUM_PROMPTS, add_load_arguments, check_load_arguments
+from procengine.cli.bench_load_args import NUM_PROMPTS, check_load_arguments
 from procengine.cli.engine_args import engine_args_from
 from procengine.config import ApiConfig
 from procengine.errors import ConfigError, ProcengineError
@@ -44,7 +44,7 @@ from procengine.launch import launch_group
 from procengine.resolve import resolve
 from procengine.sampling_params import SamplingParams
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["measure"]
 
 _WARMUP_TOKENS: Final = 16
 _WARMUP_SEED: Final = 1 << 64  # added to the run's; larger than anybody's
@@ -58,12 +58,7 @@ class _Target:
     config: dict[str, Any] | None
 
 
-def add_arguments(parser: argparse.ArgumentParser, mode: str) -> None:
-    """Declare the arguments of one of the three modes."""
-    add_load_arguments(parser, mode)
-
-
-def run(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace) -> int:
     """Measure and print."""
     check_load_arguments(args)
     options = _report_options(args)

@@ -10,17 +10,33 @@ import math
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from procengine.bench.report import LATENCY_METRICS
-from procengine.cli.engine_args import add_engine_arguments
+from procengine.bench.latency_metrics import LATENCY_METRICS
+from procengine.cli.engine_args import add_engine_arguments, given_flags
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
-from procengine.resolve import EngineArgs
 
-__all__ = ["NUM_PROMPTS", "add_load_arguments", "check_load_arguments"]
+__all__ = ["NUM_PROMPTS", "add_arguments", "check_load_arguments", "run"]
 
 NUM_PROMPTS: Final = {"throughput": 64, "latency": 8, "serve": 1000}
 _INPUT_LEN: Final = {"throughput": 128, "latency": 128, "serve": 1024}
+_EXAMPLES: Final = {
+    "throughput": (
+        ("procengine bench throughput smollm2-135m --num-prompts 16", "with a model"),
+        ("procengine bench throughput smollm2-135m --device mock --max-num-seqs 1024 --num-prompts 1024", "without"),
+    ),
+    "latency": (
+        ("procengine bench latency smollm2-135m --input-len 32 --output-len 64", "one request after the other"),
+        ("procengine bench latency smollm2-135m --json --quantization int8", "for programs"),
+    ),
+    "serve": (
+        ("procengine bench serve --request-rate 2 --num-prompts 20 --input-len 64", "the running group"),
+        ("procengine bench serve --max-concurrency 8 --num-prompts 100 --http", "the same over HTTP, closed loop"),
+        (
+            "procengine bench serve smollm2-135m --goodput ttft:200 tpot:50",
+            "a private group, and its goodput",
+        ),
+    ),
+}
 _FIGURES: Final = (
     "ttft: time to the first tokens; itl: between two messages with tokens; tpot: per token after the first; "
     "e2el: whole request."
@@ -36,17 +52,26 @@ _PACES: Final = {
 }
 
 
-def add_load_arguments(parser: argparse.ArgumentParser, mode: str) -> None:
+def add_arguments(parser: argparse.ArgumentParser, mode: str) -> None:
     """Declare the arguments of one of the three modes."""
     parser.description = f"{_PACES[mode]}\n{_FIGURES}"
+    add_examples(parser, *_EXAMPLES[mode])
     if mode == "serve":
         parser.add_argument("model", metavar="MODEL", nargs="?", help="as for `serve`; none: measure a running group")
-        parser.add_argument("--group", metavar="NAME", help="name or endpoint of the group [the only running one]")
+        parser.add_argument("--group", metavar="GROUP", help="name or endpoint of the group [the only running one]")
         parser.add_argument("--http", action="store_true", help="send them to the group's HTTP front door (--port)")
         _add_pace_arguments(parser)
     add_engine_arguments(parser, mentions_model=mode != "serve")
     _add_workload_arguments(parser, mode)
     _add_report_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    # Here, not above: what measures loads numpy, which `--help` and completion need not wait for.
+    from procengine.cli.bench_load import measure
+
+    return measure(args)
 
 
 def _add_pace_arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,6 +206,5 @@ def _check_target(args: argparse.Namespace) -> None:
         raise ConfigError("--group: MODEL launches a group of its own; give one of the two")
     if args.model is not None:
         return
-    for field in msgspec.structs.fields(EngineArgs):
-        if field.name != "model" and getattr(args, field.name) not in (field.default, []):
-            raise ConfigError(f"--{field.name.replace('_', '-')}: belongs to a group that is launched; give MODEL")
+    for flag in given_flags(args):
+        raise ConfigError(f"{flag}: belongs to a group that is launched; give MODEL")

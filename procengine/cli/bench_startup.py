@@ -11,10 +11,9 @@ import sys
 
 import msgspec
 
-from procengine.bench.startup import measure_startup, table
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
-from procengine.resolve import resolve
 
 __all__ = ["add_arguments", "run"]
 
@@ -22,6 +21,11 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
     """Declare the mode's arguments."""
     parser.description = "Launch a private group several times; say how long each phase takes, and what it holds then."
+    add_examples(
+        parser,
+        ("procengine bench startup smollm2-135m --runs 3", "three launches after one that does not count"),
+        ("procengine bench startup smollm2-135m --device mock --json", "what starts beside the model"),
+    )
     add_engine_arguments(parser)
     add = parser.add_argument_group("benchmark options").add_argument
     add("--runs", type=int, default=5, metavar="N", help="launches that count [5]")
@@ -31,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser, _mode: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
+    from procengine.bench.startup import measure_startup, table
+    from procengine.resolve import resolve
+
     for name, low in (("runs", 1), ("warmup", 0)):
         if getattr(args, name) < low:
             raise ConfigError(f"--{name}: must be at least {low}, got {getattr(args, name)}")

@@ -8,11 +8,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
+from procengine.cli.examples import add_examples
 from procengine.cli.sampling_args import add_sampling_arguments, sampling_params_from
-from procengine.client import Client
 from procengine.errors import InvalidRequestError
 from procengine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from procengine.client import Client
 
 __all__ = ["Conversation", "add_arguments", "run"]
 
@@ -28,8 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Talk to a running group; answers stream as they come. With MESSAGE, ask once and end. Ctrl-C stops an answer, "
         f"Ctrl-D ends,\n{_CLEAR} forgets what was said."
     )
+    add_examples(
+        parser,
+        ("procengine chat", "a conversation with the only running group"),
+        ('procengine chat "Why is the sky blue?" --max-tokens 80', "one question"),
+        ("procengine chat --group tcp://10.0.0.7:7000 --curve-keys laptop", "a group of another machine"),
+    )
     parser.add_argument("message", metavar="MESSAGE", nargs="?", help="one message instead of a conversation")
-    parser.add_argument("--group", metavar="NAME", help="name or endpoint of the group [the only running one]")
+    parser.add_argument("--group", metavar="GROUP", help="name or endpoint of the group [the only running one]")
     parser.add_argument("--curve-keys", metavar="KEYS", help="file or name of this client's keys, for tcp://HOST:PORT")
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     add_sampling_arguments(parser, temperature=_TEMPERATURE, max_tokens=None, without=_WITHOUT)
@@ -37,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask once, or converse until the input ends."""
+    from procengine.client import Client
+
     params = sampling_params_from(args)
     with Client(args.group, curve_keys=args.curve_keys) as client:
         conversation = Conversation(client, params, args.system)

@@ -18,6 +18,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from procengine.cli.examples import add_examples
 from procengine.cpu_flags import cpu_flags
 from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
@@ -50,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Look at what a group needs of this machine: versions, CPU, GPU, limits, directories, running groups. The exit "
         "status\nis 1 if something keeps a group from running."
+    )
+    add_examples(
+        parser,
+        ("procengine doctor", "a list"),
+        ("procengine doctor --json", "for programs"),
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list of findings")
 

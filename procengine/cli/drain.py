@@ -9,10 +9,9 @@ import argparse
 import sys
 import time
 
-from procengine.control_link import ask_supervisor
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
 from procengine.groups import find_group, is_gone
-from procengine.messages import Ended, EndGroup, decode_ended
 
 __all__ = ["add_arguments", "run"]
 
@@ -25,6 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "End a group as SIGTERM to its supervisor does: it takes no new requests, finishes those that run, and ends. "
         "Waits until\nit is gone, and says what became of the requests. The exit status is 1 if it ended by an error."
     )
+    add_examples(
+        parser,
+        ("procengine drain prod", "wait as long as the group's --drain-timeout"),
+        ("procengine drain prod --timeout 120", "or two minutes"),
+    )
     parser.add_argument("group", metavar="GROUP", help="name of the group")
     parser.add_argument(
         "--timeout",
@@ -36,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask for the end, and wait for it."""
+    from procengine.control_link import ask_supervisor
+    from procengine.messages import Ended, EndGroup, decode_ended
+
     if args.timeout is not None and not args.timeout >= 0:
         raise ConfigError(f"timeout: must be 0 or more seconds, got {args.timeout}")
     group = find_group(args.group)

@@ -8,18 +8,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
+from procengine.cli.examples import add_examples
 from procengine.cli.sampling_args import add_sampling_arguments, sampling_params_from
-from procengine.client import Client
-from procengine.client_bodies import Body, generate_body, messages_body, prompt_body
-from procengine.launch import launch_group
-from procengine.outputs import RequestOutput
-from procengine.resolve import resolve
 from procengine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from procengine.client import Client
+    from procengine.client_bodies import Body
+    from procengine.outputs import RequestOutput
 
 __all__ = ["add_arguments", "run"]
 
@@ -31,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Launch a group, complete the prompts, tear it down. The text of one prompt streams to a terminal as it comes."
     )
+    add_examples(
+        parser,
+        ('procengine generate smollm2-135m "Once upon a time" --max-tokens 40', "one text, as it comes"),
+        ('procengine generate smollm2-135m "2 + 2 =" "3 + 3 =" --json', "two prompts, JSON lines"),
+        ('procengine generate smollm2-135m "Is ice cold?" --chat --choice yes --choice no', "one of two answers"),
+        ("procengine generate smollm2-135m - --temperature 0.8 --seed 1 < prompt.txt", "a prompt from a file"),
+    )
     add_engine_arguments(parser)
     parser.add_argument("prompts", metavar="PROMPT", nargs="+", help="text to go on from; - reads one from stdin")
     parser.add_argument("--chat", action="store_true", help="ask each prompt as a user's message, by the chat template")
@@ -41,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer and print."""
+    from procengine.client import Client
+    from procengine.client_bodies import generate_body
+    from procengine.launch import launch_group
+    from procengine.resolve import resolve
+
     params = sampling_params_from(args)
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompts]
     config = resolve(engine_args_from(args, default_name=f"generate-{os.getpid()}"))
@@ -62,6 +75,8 @@ def _stream(client: Client, prompt: str, params: SamplingParams, *, is_chat: boo
 
 
 def _body(prompt: str, *, is_chat: bool) -> Body:
+    from procengine.client_bodies import messages_body, prompt_body
+
     return messages_body(_messages(prompt)) if is_chat else prompt_body(prompt)
 
 

@@ -6,14 +6,15 @@ Owns: the exit status and the lines. Never does: judge (`procengine.health` does
 from __future__ import annotations
 
 import argparse
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from procengine.control_link import ask_supervisor
+from procengine.cli.examples import add_examples
 from procengine.groups import find_group
-from procengine.health import GroupHealth, group_health, health_object, silent_health
-from procengine.messages import GetStatus, decode_status
+
+if TYPE_CHECKING:
+    from procengine.health import GroupHealth
 
 __all__ = ["add_arguments", "run"]
 
@@ -27,12 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "stuck).\nThe exit status is 0 if it is all three, else 1. A worker is stuck when its steps have brought "
         "nothing for a\ntenth of --step-timeout."
     )
+    add_examples(
+        parser,
+        ("procengine health", "the only running group"),
+        ("procengine health prod --json", "for a service manager"),
+    )
     parser.add_argument("group", nargs="?", metavar="GROUP", help="name of the group [the only running one]")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask, print, and say by the exit status how it is."""
+    from procengine.control_link import ask_supervisor
+    from procengine.health import group_health, health_object, silent_health
+    from procengine.messages import GetStatus, decode_status
+
     group = find_group(args.group)
     answer = ask_supervisor(group, GetStatus(), _WAIT_S)
     status = None if answer is None else decode_status(answer)

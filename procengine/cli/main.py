@@ -10,14 +10,16 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 import procengine
+from procengine.cli.examples import add_examples
 from procengine.errors import ProcengineError
 
-__all__ = ["main"]
+__all__ = ["main", "whole_parser"]
 
+_MANY_FLAGS: Final = 12  # a usage of more is no help
 _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
 
@@ -31,6 +33,7 @@ class _Command(NamedTuple):
 
 _COMMANDS: Final = {
     "serve": _Command("procengine.cli.serve", "launch a process group and keep it running"),
+    "config": _Command("procengine.cli.config", "show what the options are, and who set them"),
     "chat": _Command("procengine.cli.chat", "talk to a running group"),
     "generate": _Command("procengine.cli.generate", "launch, answer prompts, tear down"),
     "embed": _Command("procengine.cli.embed", "launch, print the vectors of texts, tear down"),
@@ -48,17 +51,28 @@ _COMMANDS: Final = {
     "replay": _Command("procengine.cli.replay", "run the requests of a record again, and compare their tokens"),
     "keys": _Command("procengine.cli.keys", "make the keys of tcp connections"),
     "doctor": _Command("procengine.cli.doctor", "look at what a group needs of this machine"),
+    "completion": _Command("procengine.cli.completion", "print a completion script for bash, zsh or fish"),
     "bench": _Command("procengine.cli.bench", "measure a group, its parts, or two of them side by side"),
     "trace": _Command("procengine.cli.trace", "write what a running group does to a trace file"),
     "profile": _Command("procengine.cli.profile", "show where the time of a running group goes, or of one under load"),
 }
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Makes room for the indented names of commands, which argparse forgets."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """See argparse."""
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            self._action_max_length += 2
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status; argparse itself exits with 2 on a wrong one."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments and arguments[0] in _COMMANDS else None
-    args = _parser(name).parse_args(arguments)
+    args = _parser(() if name is None else (name,)).parse_args(arguments)
     try:
         return int(args.run(args))
     except ProcengineError as error:
@@ -71,12 +85,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _BROKEN_PIPE
 
 
-def _parser(name: str | None) -> argparse.ArgumentParser:
-    """The parser; only the named command's module is imported, for its arguments."""
+def whole_parser() -> argparse.ArgumentParser:
+    """The parser with the arguments of every command."""
+    return _parser(tuple(_COMMANDS))
+
+
+def _parser(names: Collection[str]) -> argparse.ArgumentParser:
+    """The parser; only the named commands' modules are imported, for their arguments."""
     parser = argparse.ArgumentParser(
         prog="procengine",
         description="An inference engine for language models, built as a pipeline of processes linked by ZeroMQ.",
-        epilog="`procengine COMMAND --help` explains a command. A first try: procengine generate smollm2-135m 'Hello'",
+        formatter_class=_Formatter,
+    )
+    add_examples(
+        parser,
+        ("procengine pull smollm2-135m", "fetch a small model, once"),
+        ("procengine generate smollm2-135m 'Once upon a time'", "a first try"),
+        ("procengine serve smollm2-135m --port 8000", "a group that stays, with OpenAI's HTTP API"),
+        ("procengine chat", "talk to it"),
+        notes="`procengine COMMAND --help` explains a command, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"procengine {procengine.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -87,8 +114,21 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
             description=command.summary.capitalize() + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if each == name:
+        if each in names:
             module = importlib.import_module(command.module)
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
+            _shorten_usage(sub)
     return parser
+
+
+def _shorten_usage(parser: argparse.ArgumentParser) -> None:
+    """Where there are many flags, the first line names only those that must be given."""
+    flags = [action for action in parser._actions if action.option_strings]  # noqa: SLF001 - argparse has no other way
+    if len(flags) <= _MANY_FLAGS:
+        return
+    formatter = parser._get_formatter()  # noqa: SLF001
+    shown = [action for action in parser._actions if action.required or not action.option_strings]  # noqa: SLF001
+    formatter.add_usage(None, shown, [], prefix="")
+    _, arguments = formatter.format_help().strip().replace("%", "%%").split(parser.prog, 1)
+    parser.usage = f"{parser.prog} [options]{arguments}"

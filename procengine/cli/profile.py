@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from procengine.cli.engine_args import add_engine_arguments
+from procengine.cli.engine_args import add_engine_arguments, given_flags
+from procengine.cli.examples import add_examples
 from procengine.cli.profile_load import LOAD_OPTIONS, add_load_arguments, check_load_arguments, record_load
 from procengine.cli.trace import check_seconds, say_what_is_missing
 from procengine.errors import ConfigError
 from procengine.groups import find_group
-from procengine.resolve import EngineArgs
 
 if TYPE_CHECKING:
     from procengine.profiling.capture import Capture
@@ -37,8 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which does not slow it down; with MODEL, a private group is launched and given a set of prompts. With -o, a\n"
         "report is written that opens in any browser. docs/PROFILING.md shows how to read it."
     )
+    add_examples(
+        parser,
+        ("procengine profile --seconds 10", "a running group"),
+        (
+            "procengine profile smollm2-135m --num-prompts 32 -o report",
+            "a private one; a report for a browser",
+        ),
+    )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="as for `serve`; none: watch a running group")
-    parser.add_argument("--group", metavar="NAME", help="name or endpoint of the group to watch [the only running one]")
+    parser.add_argument("--group", metavar="GROUP", help="name or endpoint of a running group [the only one]")
     parser.add_argument("--seconds", type=float, metavar="X", help=f"how long to watch a running group [{_SECONDS:g}]")
     parser.add_argument(
         "-o",
@@ -97,16 +105,15 @@ def _check(args: argparse.Namespace) -> None:
         check_load_arguments(args)
         return
     _refuse_given(args, LOAD_OPTIONS, "belongs to a load of our own; give MODEL")
-    options = [field.name for field in msgspec.structs.fields(EngineArgs) if field.name != "model"]
-    _refuse_given(args, options, "belongs to a group that is launched; give MODEL")
+    for flag in given_flags(args):
+        raise ConfigError(f"{flag}: belongs to a group that is launched; give MODEL")
     if args.seconds is not None:
         check_seconds(args.seconds)
 
 
 def _refuse_given(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    defaults = {field.name: field.default for field in msgspec.structs.fields(EngineArgs) if field.name != "model"}
     for name in names:
-        if getattr(args, name) not in (defaults.get(name), []):
+        if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')}: {why}")
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import zmq
 
-from procengine import ipc
+from procengine.cli.examples import add_examples
 from procengine.groups import GroupInfo, running_groups
-from procengine.messages import GetStatus, ProcessStatus, Status, decode_status, encode
+
+if TYPE_CHECKING:
+    from procengine.messages import ProcessStatus, Status
 
 __all__ = ["add_arguments", "ask_groups", "duration", "render", "run"]
 
@@ -48,6 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gets on\nwith it. RSS is resident memory, shared pages included; CPU is the time used "
         "so far;\nQUEUE is requests waiting or running (frontend), not ended (output) or steps not done (worker)."
     )
+    add_examples(
+        parser,
+        ("procengine ps", "a table"),
+        ("procengine ps --json", "for programs"),
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list of groups")
 
 
@@ -66,6 +72,11 @@ def run(args: argparse.Namespace) -> int:
 
 def ask_groups(groups: Sequence[GroupInfo], wait_s: float) -> dict[str, Status]:
     """The status of each group that answers within `wait_s`, by name."""
+    import zmq
+
+    from procengine import ipc
+    from procengine.messages import GetStatus, decode_status, encode
+
     context = ipc.make_context()
     poller = zmq.Poller()
     name_by_socket: dict[Any, str] = {}

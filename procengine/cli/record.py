@@ -10,10 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from procengine.control_link import ask_supervisor
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError, EngineDeadError
 from procengine.groups import find_group
-from procengine.messages import WriteRecord, decode_record_written
 
 __all__ = ["add_arguments", "run"]
 
@@ -27,12 +26,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(--crash-dir).\n`procengine replay` runs them again. The file holds prompts, unless the group was started "
         "with --redact-prompts."
     )
+    add_examples(
+        parser,
+        ("procengine record", "into the folder of crash records"),
+        ("procengine record prod -o now.record", "into this file"),
+    )
     parser.add_argument("group", metavar="GROUP", nargs="?", help="name of the group [the only running one]")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to [the group's --crash-dir]")
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask for the file, say where it is."""
+    from procengine.control_link import ask_supervisor
+    from procengine.messages import WriteRecord, decode_record_written
+
     group = find_group(args.group)
     if not group.control:
         raise ConfigError(f"group {group.name}: only a group on this machine can be recorded")

@@ -6,15 +6,17 @@ Owns: which group runs them, and the report. Never does: compare (`crash.replay`
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import os
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from procengine.crash.record import CrashRecord, decode_record
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
 from procengine.groups import find_group
+
+if TYPE_CHECKING:
+    from procengine.crash.record import CrashRecord
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,14 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the same\ntokens: all of them for a request that had ended, those that it had for one that was running. The "
         "exit status is 1 if any\ndiffers. Without --group a private group with the recorded configuration runs them."
     )
+    add_examples(
+        parser,
+        ("procengine replay now.record --show", "what is in it"),
+        ("procengine replay now.record", "run it again, on a private group"),
+        ("procengine replay now.record --group prod --fast", "on a running one, all at once"),
+    )
     parser.add_argument("file", type=Path, metavar="FILE", help="what `procengine record` or a crash left")
-    parser.add_argument("--group", metavar="NAME", help="a running group to run them on")
+    parser.add_argument("--group", metavar="GROUP", help="a running group to run them on")
     parser.add_argument("--fast", action="store_true", help="send all at once, not at the recorded moments")
     parser.add_argument("--show", action="store_true", help="only say what is in the file")
 
 
 def run(args: argparse.Namespace) -> int:
     """Read, run, compare."""
+    import asyncio
+
     record = _read(args.file)
     print(_describe(record))
     if args.show:
@@ -64,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> CrashRecord:
+    from procengine.crash.record import decode_record
+
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ConfigError(f"{path}: has {path.stat().st_size} bytes, a crash record has at most {_MAX_FILE_BYTES}")

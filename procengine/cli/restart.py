@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from procengine.control_link import ask_supervisor
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError, EngineDeadError, ProcengineError
 from procengine.groups import find_group
-from procengine.messages import Restart, decode_restarted
 
 __all__ = ["add_arguments", "run"]
 
@@ -23,10 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "workers,\nor pause until the new one is there; clients reconnect to a new output process by themselves; the "
         "frontend first\nfinishes what runs, while new requests wait. It does not count as a death."
     )
+    add_examples(
+        parser,
+        ("procengine restart worker-0", "its requests go on"),
+        ("procengine restart frontend --group prod --timeout 60", "finish first what runs"),
+    )
     parser.add_argument(
         "process", metavar="PROCESS", help="worker-0, worker-1, ..., output, frontend, metrics or api-0"
     )
-    parser.add_argument("--group", metavar="NAME", help="name or endpoint of the group [the only running one]")
+    parser.add_argument("--group", metavar="GROUP", help="name or endpoint of the group [the only running one]")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -37,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask for it, and wait until the new process is ready."""
+    from procengine.control_link import ask_supervisor
+    from procengine.messages import Restart, decode_restarted
+
     if args.timeout is not None and not args.timeout >= 0:
         raise ConfigError(f"timeout: must be 0 or more seconds, got {args.timeout}")
     group = find_group(args.group)

@@ -11,14 +11,12 @@ import os
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
+from procengine.cli.examples import add_examples
 from procengine.config import EngineConfig
+from procengine.engine_args import EngineArgs
 from procengine.errors import ConfigError
 from procengine.groups import GroupInfo, find_group
-from procengine.launch import launch_group
-from procengine.resolve import EngineArgs, resolve
 
 __all__ = ["add_arguments", "run"]
 
@@ -31,13 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Answer a file of requests, one JSON object a line:\n"
         '  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}\n'
         "Answers are appended to the output as they come. The same command again goes on with what is not answered.\n\n"
-        "With MODEL, a private group is launched and torn down; without, the running group answers (see --group).\n"
-        "  procengine run-batch smollm2-135m -i in.jsonl -o out.jsonl"
+        "With MODEL, a private group is launched and torn down; without, the running group answers (see --group)."
+    )
+    add_examples(
+        parser,
+        ("procengine run-batch smollm2-135m -i in.jsonl -o out.jsonl", "a private group"),
+        ("procengine run-batch -i in.jsonl -o out.jsonl --group prod", "a running one"),
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="as for `serve`; none: ask a running group")
     parser.add_argument("-i", "--input-file", type=Path, required=True, metavar="FILE", help="the requests")
     parser.add_argument("-o", "--output-file", type=Path, required=True, metavar="FILE", help="the answers")
-    parser.add_argument("--group", metavar="NAME", help="name or endpoint of the group [the only running one]")
+    parser.add_argument("--group", metavar="GROUP", help="name or endpoint of the group [the only running one]")
     parser.add_argument(
         "--max-concurrency",
         type=int,
@@ -50,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Answer what is not answered yet. 1 if a request was answered with an error, else 0."""
+    from tqdm import tqdm
+
     from procengine.api.batch_file import check_lines, finished_ids, read_lines
     from procengine.api.batch_run import run_batch
 
@@ -81,6 +85,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _target(args: argparse.Namespace, exits: contextlib.ExitStack) -> tuple[EngineConfig, GroupInfo]:
+    from procengine.launch import launch_group
+    from procengine.resolve import resolve
+
     if args.model is not None:
         config = resolve(engine_args_from(args, default_name=f"batch-{os.getpid()}"))
         return config, find_group(exits.enter_context(launch_group(config)).endpoint)

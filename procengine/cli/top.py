@@ -18,14 +18,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
-import zmq
 
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError, EngineDeadError, GroupNotFoundError
 from procengine.groups import GroupInfo, find_group
-from procengine.profiling.group_monitor import Frame, GroupMonitor
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from procengine.profiling.group_frame import Frame
+    from procengine.profiling.group_monitor import GroupMonitor
 
 __all__ = ["add_arguments", "run"]
 
@@ -40,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Watch a running group: tokens per second, latencies, how busy its workers are and what they wait for, and\n"
         "every process. It reads memory that the group writes anyway. q or Ctrl-C quits.\n"
         "Where input or output is no terminal, it prints one frame."
+    )
+    add_examples(
+        parser,
+        ("procengine top", "until q or Ctrl-C"),
+        ("procengine top prod --window 30", "figures of half a minute"),
+        ("procengine top --json", "one frame, for programs"),
     )
     parser.add_argument("group", nargs="?", metavar="GROUP", help="name of the group [the only running one]")
     parser.add_argument("--interval", type=float, default=1.0, metavar="X", help="seconds between two frames [1.0]")
@@ -88,6 +96,8 @@ def _print_once(args: argparse.Namespace) -> None:
 
 def _measure(args: argparse.Namespace) -> Frame:
     """One frame, after two looks at the processes: CPU shares need them."""
+    from procengine.profiling.group_monitor import GroupMonitor
+
     monitor = GroupMonitor(_find(args.group), args.window)
     try:
         _await_status(monitor)
@@ -149,6 +159,8 @@ class _Live:
         return draw(frame, self._history, width, is_live=True)
 
     def _frame(self) -> Frame | None:
+        from procengine.profiling.group_monitor import GroupMonitor
+
         if self._monitor is None:
             self._monitor = GroupMonitor(_find(self._wanted), self._window_s)
             self._history.clear()
@@ -167,6 +179,8 @@ class _Live:
 
     def _wait(self, resized_fd: int) -> bool:
         """Until the next frame is due, or the terminal has another size. True: the user quits."""
+        import zmq
+
         due_s = time.monotonic() + self._interval_s
         poller = zmq.Poller()
         poller.register(sys.stdin.fileno(), zmq.POLLIN)

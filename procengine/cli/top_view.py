@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from procengine.cli.ps import duration
-from procengine.profiling.group_monitor import Frame, ProcessLine, WorkerLoad
+from procengine.profiling.group_frame import Frame, ProcessLine, WorkerLoad
 from procengine.profiling.window import Percentiles, WindowFigures, WorkerShare
 
 __all__ = ["draw", "draw_waiting", "sparkline"]

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from procengine.cli.examples import add_examples
 from procengine.errors import ConfigError
 from procengine.groups import find_group
 
@@ -30,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "process, requests with their stages, arrows from plan to text, queues, and the gaps of the workers with what\n"
         "they waited for. The group notes this anyway and is not slowed down. Open the file at https://ui.perfetto.dev\n"
         "or in chrome://tracing. Ctrl-C ends early and writes what there is. docs/PROFILING.md shows how to read it."
+    )
+    add_examples(
+        parser,
+        ("procengine trace", "the next 5 seconds, into trace.json.gz"),
+        ("procengine trace prod --seconds 1 -o prod.json", "one second"),
+        ("procengine trace --request 7f3a --past --seconds 0", "one request's life, afterwards"),
     )
     parser.add_argument(
         "group", metavar="GROUP", nargs="?", help="name or endpoint of the group [the only running one]"

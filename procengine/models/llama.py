@@ -46,6 +46,7 @@ class LlamaModel:
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         self.operations = operations
+        self.quantization = weights.quantization
         self._eps = config.rms_norm_eps
         self._weights = weights
         self._cos, self._sin = (torch.from_numpy(table).to(self.device) for table in (rotary.cos, rotary.sin))

@@ -5,19 +5,30 @@ Owns: checking a checkpoint against the model and filling the weights. Never doe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from procengine.config import ModelConfig
+from procengine.config import ModelConfig, Quantization
 from procengine.errors import ModelError
+from procengine.kernels.linear.quantized import quantize
 from procengine.kernels.operations import TORCH_OPERATIONS, Operations
 from procengine.models.llama import LlamaModel
-from procengine.models.llama_weights import allocate_weights, weight_destinations
+from procengine.models.llama_weights import (
+    LayerWeights,
+    LlamaWeights,
+    allocate_layer,
+    allocate_weights,
+    layer_destinations,
+    quantized_layer,
+    weight_destinations,
+)
 from procengine.models.registry import find_implementation
 from procengine.models.rotary import rotary_table
 from procengine.models.weights import WeightSource, open_weights
@@ -31,22 +42,58 @@ def load_model(
     device: str | torch.device,
     progress: bool,
     operations: Operations = TORCH_OPERATIONS,
+    quantization: Quantization = "none",
 ) -> LlamaModel:
     """Read `config.path` and build the model, which computes with `operations`.
 
-    Each tensor is decoded straight into its place, so memory peaks at the model plus a few tensors. Raises ModelError
-    naming the tensor that is missing, of the wrong shape or of an unreadable type. `progress` draws a bar on stderr.
+    Each tensor is decoded straight into its place, so memory peaks at the model plus a few tensors; with
+    `quantization`, at the rounded model plus a block in float32. Raises ModelError naming the tensor that is missing,
+    of the wrong shape or of an unreadable type. `progress` draws a bar on stderr.
     """
     implementation = find_implementation(config.architecture)
     with torch.inference_mode():
         source = open_weights(config)
         # Before anything is allocated: sizes that the configuration claims and the file does not have cost nothing.
         _check(source, weight_destinations(config, allocate_weights(config, dtype, "meta")), config)
-        weights = allocate_weights(config, dtype, device)
-        destinations = list(weight_destinations(config, weights))
-        _read_all(source, destinations, progress)
+        weights = _read_weights(config, source, dtype, device, quantization, progress)
         rotary = rotary_table(config)
     return implementation(config, weights, rotary, operations)
+
+
+def _read_weights(
+    config: ModelConfig,
+    source: WeightSource,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    quantization: Quantization,
+    progress: bool,
+) -> LlamaWeights:
+    with _progress_bar(config, progress) as bar:
+        # stored: as a GGUF file's blocks, which a model in torch has as floats
+        if quantization == "none" or quantization == "stored":
+            weights = allocate_weights(config, dtype, device)
+            _read_all(source, list(weight_destinations(config, weights)), bar)
+            return weights
+        assert quantization != "int14", "of encoders alone"
+        bare = msgspec.structs.replace(config, num_layers=0)
+        outside = allocate_weights(bare, dtype, device)
+        _read_all(source, list(weight_destinations(bare, outside)), bar)
+        layers: list[LayerWeights] = []
+        for index in range(config.num_layers):
+            layer = allocate_layer(config, torch.float32, device)
+            _read_all(source, list(layer_destinations(config, layer, index)), bar)
+            layers.append(quantized_layer(layer, quantization, dtype))
+        assert isinstance(outside.lm_head, Tensor)
+        # Four bits would harm the head most; the embedding, of which a step reads a few rows, stays as it is.
+        head = quantize(outside.lm_head, "int8" if quantization == "int4" else quantization)
+        return LlamaWeights(outside.embedding, tuple(layers), outside.final_norm, head)
+
+
+@contextmanager
+def _progress_bar(config: ModelConfig, progress: bool) -> Iterator[tqdm]:
+    total = sum(one.numel() for _, one in weight_destinations(config, allocate_weights(config, torch.float32, "meta")))
+    with tqdm(total=total, desc="Loading weights", unit="", unit_scale=True, disable=not progress) as bar:
+        yield bar
 
 
 def read_into(source: WeightSource, name: str, destination: Tensor) -> None:
@@ -74,14 +121,10 @@ def _check(source: WeightSource, destinations: Iterable[tuple[str, Tensor]], con
             raise ModelError(f"{config.path}: tensor {name} has shape {list(found)}, expected {list(expected)}")
 
 
-def _read_all(source: WeightSource, destinations: list[tuple[str, Tensor]], progress: bool) -> None:
+def _read_all(source: WeightSource, destinations: list[tuple[str, Tensor]], bar: tqdm) -> None:
     """Decode in threads (numpy and torch release the GIL), the largest tensors first so that none is left over."""
-    total = sum(destination.numel() for _, destination in destinations)
     largest_first = sorted(destinations, key=lambda item: -item[1].numel())
-    with (
-        ThreadPoolExecutor(max_workers=torch.get_num_threads(), thread_name_prefix="load") as pool,
-        tqdm(total=total, desc="Loading weights", unit="", unit_scale=True, disable=not progress) as bar,
-    ):
+    with ThreadPoolExecutor(max_workers=torch.get_num_threads(), thread_name_prefix="load") as pool:
         pending = {pool.submit(_read, source, name, destination): destination for name, destination in largest_first}
         try:
             for done in as_completed(pending):

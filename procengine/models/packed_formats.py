@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from procengine.config import Quantization
+from procengine.errors import ConfigError
 from procengine.kernels.linear.packed import GGML_FORMATS, PackedFormat
 
 __all__ = ["common_format", "packed_format"]
@@ -29,6 +30,10 @@ def packed_format(quantization: Quantization, ggml_type: str | None, *, is_table
             return _INT8
         case "int4":
             return _INT8 if is_table else _INT4
+        case "fp8":
+            raise ConfigError("fp8 weights are for the torch kernels")
+        case "int14":
+            raise ConfigError("weights of 14 bits are for encoders")
         case "stored":
             return GGML_FORMATS.get(ggml_type or "", _BF16)
 

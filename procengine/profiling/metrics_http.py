@@ -1,4 +1,4 @@
-"""The two pages of the metrics endpoint, over HTTP.
+"""The pages of the metrics endpoint, over HTTP.
 
 Owns: HTTP. Never does: know what is on a page. An unknown path is 404, a method other than GET and HEAD
 501.
@@ -27,7 +27,7 @@ class Page(NamedTuple):
     text: str
 
 
-_NOT_FOUND: Final = Page(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", "there are /metrics and /health\n")
+_NOT_FOUND: Final = Page(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", "there are /metrics, /health and /top\n")
 
 
 class _Server(ThreadingHTTPServer):

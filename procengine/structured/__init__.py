@@ -1,12 +1,5 @@
 """Structured output: what a client asks for, compiled into a grammar that says which tokens may come next.
 
-Owns: what callers may use. Never does: import torch, or llguidance before the first grammar is wanted.
+`spec` says what may be asked for, `compiler` makes a grammar of it, `grammar` runs it. Owns: nothing. Never does:
+import any of them: every message knows `spec`, and needs neither numpy nor llguidance for that.
 """
-
-from __future__ import annotations
-
-from procengine.structured.compiler import GrammarCompiler
-from procengine.structured.grammar import Grammar
-from procengine.structured.spec import StructuredOutputs
-
-__all__ = ["Grammar", "GrammarCompiler", "StructuredOutputs"]

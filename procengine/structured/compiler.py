@@ -14,6 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from procengine.errors import InvalidRequestError
+from procengine.structured.closed_objects import closed_text
 from procengine.structured.grammar import Grammar
 from procengine.structured.limits import check_multiples, multiples_in_grammar, multiples_in_schema, parser_limits
 from procengine.structured.spec import StructuredOutputs
@@ -100,9 +101,10 @@ class GrammarCompiler:
         if spec.grammar is not None:
             check_multiples("grammar", multiples_in_grammar(self._checked("grammar", spec.grammar)))
             return LLMatcher.grammar_from_lark(_to_lark(spec.grammar))
-        schema = "{}" if spec.json_schema is None else self._checked("json_schema", _schema_text(spec.json_schema))
-        if spec.json_object:
+        if spec.json_object or spec.json_schema is None:
             schema = '{"type": "object"}'
+        else:
+            schema = closed_text(self._checked("json_schema", _schema_text(spec.json_schema)))
         overrides: dict[str, Any] = {}
         if spec.whitespace_pattern is not None:
             overrides["whitespace_pattern"] = self._checked("whitespace_pattern", spec.whitespace_pattern)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from procengine.structured.closed_objects import close_objects
+
 __all__ = ["call_grammar"]
 
 # As models write JSON: one space behind a comma and a colon, no line breaks. It also keeps a model that would do so
@@ -64,5 +66,6 @@ def _quoted(text: str) -> str:
 
 
 def _schema_text(parameters: Mapping[str, Any] | None) -> str:
-    schema = dict(_NO_PARAMETERS if parameters is None else parameters)
+    schema = json.loads(json.dumps(_NO_PARAMETERS if parameters is None else dict(parameters)))
+    close_objects(schema)
     return json.dumps({"type": "object", **schema, "x-guidance": _PLAIN_JSON}, ensure_ascii=False)

@@ -88,10 +88,11 @@ class ToolOffer:
         return params
 
 
-def make_offer(tools: Tools | None, tool_choice: ToolChoice | None, parser: str) -> ToolOffer:
+def make_offer(tools: Tools | None, tool_choice: ToolChoice | None, parser: str, *, parallel: bool = True) -> ToolOffer:
     """The offer of one request to a group whose `Welcome` names `parser`.
 
     tool_choice: None is "auto". With "none" the model does not see the tools.
+    parallel: whether an answer that must be calls may be several.
 
     Raises:
         InvalidRequestError: one of them is malformed, or they do not go together, or with the group.
@@ -113,7 +114,8 @@ def make_offer(tools: Tools | None, tool_choice: ToolChoice | None, parser: str)
             f"tool_choice: {tool_choice!r} needs a group that reads tool calls, and this one does not; "
             f"it takes the option --tool-call-parser, one of {', '.join(STYLES)}"
         )
-    grammar = call_grammar(style, {name: functions[name] for name in wanted}, only_one=not isinstance(tool_choice, str))
+    only_one = not (parallel and isinstance(tool_choice, str))
+    grammar = call_grammar(style, {name: functions[name] for name in wanted}, only_one=only_one)
     return ToolOffer(shown, style, StructuredOutputs(grammar=grammar))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from procengine.api.all_routes import all_routes
@@ -75,13 +77,21 @@ def test_who_asks_whether_to_go_on_is_told(http: HttpClient) -> None:
         assert read_all(connection).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_upgrades_are_passed_over(http: HttpClient) -> None:
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_upgrades_are_passed_over(http: HttpClient, size: int) -> None:
+    # Java's client asks for h2c in every request, those with a body too.
+    body = b'{"prompt": "a", "max_tokens": 2}'
+    upgrade = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+    chunked = request(body, *upgrade, b"Transfer-Encoding: chunked").replace(b"Content-Length: %d\r\n" % len(body), b"")
+    chunked = chunked.replace(body, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+    last = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+    data = request(body, *upgrade) + request(body) + chunked + last
     with http.raw() as connection:
-        connection.sendall(
-            b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
-            b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n"
-        )
-        assert read_all(connection).startswith(b"HTTP/1.1 200 OK")
+        for at in range(0, len(data), size):
+            connection.sendall(data[at : at + size])
+        answers = read_all(connection).split(b"HTTP/1.1 200 OK")
+    assert len(answers) == 5 and answers[0] == b"" and answers[4].endswith(b'{"status":"ok"}')
+    assert all(b'"completion_tokens":2' in answer for answer in answers[1:4])
 
 
 def test_heads_can_be_asked_for_alone(http: HttpClient) -> None:
@@ -112,7 +122,52 @@ def test_probes_and_pages(group: Served, http: HttpClient) -> None:
     assert b"procengine:generation_tokens_total" in page.body
 
 
-def test_every_route_but_live_and_health_wants_the_key(serve: Callable[..., Served]) -> None:
+def test_the_page_asks_for_nothing_from_elsewhere(http: HttpClient) -> None:
+    texts = {}
+    for path, kind in (("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")):
+        answer = http.get(path)
+        assert answer.status == 200 and answer.headers["content-type"] == f"{kind}; charset=utf-8"
+        policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+        assert policy["default-src"] == "'none'" and policy["script-src"] == policy["connect-src"] == "'self'"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        texts[path] = answer.body.decode()
+    for text in texts.values():
+        assert set(re.findall(r"https?://[^'\" )]*", text)) <= {"http://www.w3.org/2000/svg"}  # a name, not an address
+        assert not re.search(r"""["'(]//[a-z]|@import|<[^>]* (?:style|on[a-z]+)=""", text)
+    # Paths are relative: it works below any prefix of a proxy.
+    links = re.findall(r'(?:href|src)="([^"]+)"', texts["/"])
+    assert {link for link in links if link[0] != "#" and not link.startswith("data:")} == {"page.css", "page.js"}
+    assert not re.search(r"""(?:ask|post|fetch)\(["'`]/""", texts["/page.js"])
+
+
+def test_top_is_the_group_in_figures(group: Served, http: HttpClient) -> None:
+    http.post("/v1/completions", BODY | {"max_tokens": 40})
+    frame = http.get("/top").json
+    assert frame["group"] == group.ready["name"] and len(frame["workers"]) == len(frame["window"]["workers"]) == 1
+    assert {one["name"]: one["pid"] for one in frame["processes"]} == group.pids
+    assert frame["totals"]["output_tokens"] >= 40 and frame["window"]["output_tokens"] > 0
+    assert 0 <= frame["workers"][0]["kv_usage"] <= 1 and 0 <= frame["window"]["workers"][0]["bubble"] <= 1
+
+
+def test_the_openapi_document_tells_every_route_and_what_is_decoded(http: HttpClient) -> None:
+    document = http.get("/openapi.json").json
+    told = {(method.upper(), path.partition("{")[0]) for path, at in document["paths"].items() for method in at}
+    pages = {("GET", path) for path in ("/", "/page.css", "/page.js", "/openapi.json")}
+    assert told | pages == {(route.method, route.path) for route in all_routes().routes}
+    schemas = document["components"]["schemas"]
+
+    def schema_of(path: str) -> dict[str, Any]:
+        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        return dict(schemas[body["$ref"].rpartition("/")[2]])
+
+    chat = schema_of("/v1/chat/completions")
+    assert chat["required"] == ["messages"] and chat["additionalProperties"] is False and "top_k" in chat["properties"]
+    validator = jsonschema.Draft202012Validator({**schemas["ErrorAnswer"], "components": document["components"]})
+    validator.validate(http.post("/v1/completions", {}).json)
+    jsonschema.Draft202012Validator.check_schema({"$defs": schemas})
+
+
+def test_every_route_but_live_health_and_the_page_wants_the_key(serve: Callable[..., Served]) -> None:
     url = serve("--port", 0, "--api-key", "s3cret", "--api-key", "other").ready["http"]
     stranger = HttpClient(url)
     open_routes = set()
@@ -125,7 +180,8 @@ def test_every_route_but_live_and_health_wants_the_key(serve: Callable[..., Serv
         for wrong in ({"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}, {"X-Api-Key": "s3cre"}):
             asked = stranger.ask(route.method, route.path, b"{}" if route.method == "POST" else None, wrong)
             assert (asked.status == 401) == (answer.status == 401), route
-    assert open_routes == {"/live", "/health"}
+    # The page is the same everywhere and tells nothing; what it shows, it asks for with a key.
+    assert open_routes == {"/live", "/health", "/", "/page.css", "/page.js"}
     assert stranger.get("/nothing").status == 401  # nor does it tell what there is
     for headers in ({"Authorization": "Bearer s3cret"}, {"authorization": "bearer other"}, {"X-API-Key": "s3cret"}):
         assert stranger.get("/v1/models", headers).status == 200

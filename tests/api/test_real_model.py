@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from procengine.launch import launch_group
-from procengine.resolve import EngineArgs, resolve
 from tests.api.http_client import HttpClient
-from tests.e2e.smollm2 import SMOLLM2_OPTIONS
+from tests.client_homes import node_folder
 
 pytestmark = pytest.mark.model
 
@@ -31,13 +29,9 @@ WEATHER: Any = {
 }
 
 
-@pytest.fixture(scope="module")
-def http(smollm2_gguf: Path) -> Iterator[HttpClient]:
-    with tempfile.TemporaryDirectory(prefix="pe-", dir="/tmp") as run_dir, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PROCENGINE_RUN_DIR", run_dir)
-        options: dict[str, Any] = {**SMOLLM2_OPTIONS, "port": 0, "tool_call_parser": "hermes"}
-        with launch_group(resolve(EngineArgs(model=str(smollm2_gguf), **options))) as group:
-            yield HttpClient(group.ready["http"])
+@pytest.fixture
+def http(smollm2_http: HttpClient) -> HttpClient:
+    return smollm2_http
 
 
 def both(http: HttpClient, path: str, **fields: Any) -> tuple[str, str]:
@@ -146,7 +140,8 @@ def test_calls_in_the_other_shapes(http: HttpClient) -> None:
     item = answer["output"][0]
     assert (item["type"], item["name"]) == ("function_call", "get_weather") and json.loads(item["arguments"])
     claude = {
-        "messages": P5, "max_tokens": 80, "temperature": 0, "tool_choice": {"type": "any"},
+        "messages": P5, "max_tokens": 80, "temperature": 0,
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
         "tools": [{"name": "get_weather", "input_schema": function["parameters"]}],
     }  # fmt: skip
     message = http.post("/v1/messages", claude).json
@@ -159,3 +154,17 @@ def test_calls_in_the_other_shapes(http: HttpClient) -> None:
     pieces = [delta["partial_json"] for delta in of_first]
     assert json.loads("".join(pieces)) == block["input"]
     assert [one["type"] for one in data][-3:] == ["content_block_stop", "message_delta", "message_stop"]
+
+
+def test_the_openai_client_of_node(http: HttpClient, tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "examples" / "clients" / "openai_node.mjs"
+    folder = node_folder(tmp_path / "node", script)
+    (model,) = (one["id"] for one in http.get("/v1/models").json["data"])
+    env = {**os.environ, "OPENAI_BASE_URL": f"{http.url}/v1", "MODEL": model}
+    said = json.loads(
+        subprocess.run(["node", folder / script.name], env=env, stdout=subprocess.PIPE, check=True).stdout
+    )
+    assert said["text"] == said["response"] == "The capital of France is Paris." and said["models"] == [model]
+    assert said["usage"]["completion_tokens"] == 8 and said["refused"] == {"status": 400, "param": "temperature"}
+    assert set(said["person"]) == {"name", "age"} and "Lovelace" in said["person"]["name"]
+    assert said["call"]["name"] == "get_weather" and json.loads(said["call"]["arguments"]) == {"city": "Paris"}

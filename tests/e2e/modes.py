@@ -34,6 +34,7 @@ class Mode:
             "device": "cpu",
             "dtype": "float32",
             "threads": 1,
+            "enforce_eager": self.async_depth != 2,  # else decode steps are padded, as for a GPU's graphs
             "workers": self.workers,
             "async_depth": self.async_depth,
             "decode_steps": self.decode_steps,

@@ -18,10 +18,11 @@ import msgspec
 
 from procengine import Client, RequestOutput, SamplingParams
 from procengine.client_bodies import Prompt
+from procengine.engine_args import EngineArgs
 from procengine.groups import find_group
 from procengine.launch import launch_group
 from procengine.outputs import StreamDelta
-from procengine.resolve import EngineArgs, resolve
+from procengine.resolve import resolve
 
 __all__ = ["RunningGroup", "joined"]
 

@@ -232,7 +232,8 @@ def penalised(smollm2_oracle: Any, smollm2_gguf: Path) -> list[list[int]]:
     """What P4 must give under each of the penalties."""
     from tokenizers import Tokenizer
 
-    from procengine.resolve import EngineArgs, resolve
+    from procengine.engine_args import EngineArgs
+    from procengine.resolve import resolve
 
     path = resolve(EngineArgs(model=str(smollm2_gguf))).model.tokenizer_path
     prompt = Tokenizer.from_file(path).encode(P4.text).ids

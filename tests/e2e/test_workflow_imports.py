@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from procengine.engine_args import EngineArgs
 from procengine.kernels.native import library
-from procengine.resolve import EngineArgs, resolve
+from procengine.resolve import resolve
 from tests.e2e.tiny_folders import build_tiny_model, save_folder
 from tests.tiny_encoders import build_tiny_encoder, save_encoder
 

@@ -20,10 +20,10 @@ def tree_files() -> set[str]:
     files = {
         f"{prefix}{path.relative_to(ROOT).as_posix()}"
         for folder, prefix in (("procengine", ""), ("procs", "procengine/"), ("kernels", "procengine/"))
-        for pattern in ("*.py", "*.cpp", "*.h")
+        for pattern in ("*.py", "*.cpp", "*.h", "*.html", "*.css", "*.js")
         for path in (ROOT / folder).rglob(pattern)
     }
-    return files | {"procengine/py.typed", "procengine/profiling/report.html"}
+    return files | {"procengine/py.typed"}
 
 
 def run_in(folder: Path, site: Path, code: str) -> subprocess.CompletedProcess[str]:

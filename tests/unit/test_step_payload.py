@@ -72,7 +72,7 @@ def test_order_of_sections_is_pinned() -> None:
         "prompt_logprob_ranks",
     )
     assert {kind.name: kind.value for kind in SlotList} == {"HISTORY": 0, "BIAS": 1, "EARLY_STOPS": 2, "BAD_WORD": 3}
-    assert EMBED_SECTIONS == ("key_words", "query_start_loc", "input_ids", "positions")
+    assert EMBED_SECTIONS == ("key_words", "query_start_loc", "input_ids", "positions", "token_types")
 
 
 def test_pack_and_cut_are_inverse_and_absent_sections_are_empty() -> None:

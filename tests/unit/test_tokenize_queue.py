@@ -11,7 +11,7 @@ from procengine.chat_template import ChatTemplate
 from procengine.errors import InvalidRequestError, ProcengineError
 from procengine.profiling.span_ring import SpanArena
 from procengine.sampling_params import SamplingParams
-from procengine.structured import GrammarCompiler
+from procengine.structured.compiler import GrammarCompiler
 from procengine.token_bounds import longest_token_bytes
 from procengine.tokenize_queue import TokenizeQueue
 from procengine.tokenizer import Tokenizer

@@ -22,6 +22,8 @@ from procengine.kernels.activation import triton as activation
 from procengine.kernels.attention import triton as attention
 from procengine.kernels.attention.metadata import AttentionMetadata
 from procengine.kernels.kv_cache import triton as kv_cache
+from procengine.kernels.linear import triton as linear
+from procengine.kernels.linear.quantized import WeightKind, quantize
 from procengine.kernels.logits import triton as logits_kernels
 from procengine.kernels.norm import triton as norm
 from procengine.kernels.rope import triton as rope
@@ -30,10 +32,14 @@ from procengine.kernels.sampling import triton as sampling
 from procengine.kernels.sampling.triton_logprobs import gather_logprobs
 from tests.kernels.test_sampling import ALL, tensors
 
+KINDS: tuple[WeightKind, ...] = ("int8", "int4", "fp8")
 HOPPER = GPUTarget("cuda", 90, 32)
 _TYPES = {
     torch.float32: "*fp32",
+    torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.int8: "*i8",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.uint8: "*u8",
@@ -47,10 +53,11 @@ def _type_of(value: Any) -> str:
 
 
 def _compile(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages") if name in kwargs}
     bound = inspect.signature(kernel.fn).bind(*args, **kwargs).arguments
     types = {p.name: "constexpr" if p.is_constexpr else _type_of(bound[p.name]) for p in kernel.params}
     constants = {(p.num,): bound[p.name] for p in kernel.params if p.is_constexpr}
-    compiled = triton.compile(ASTSource(kernel, types, constants, {}), target=HOPPER)
+    compiled = triton.compile(ASTSource(kernel, types, constants, {}), target=HOPPER, options=options)
     line = {"kernel": kernel.fn.__name__, "shared": compiled.metadata.shared, "ptx": len(compiled.asm["ptx"])}
     sys.stdout.write(json.dumps(line) + "\n")
 
@@ -67,6 +74,11 @@ def launch_all(dtype: torch.dtype) -> None:
     rope.apply_rope(q, k, cosine, cosine, positions)
     rope.rope_and_write_kv(q, k, v, cosine, cosine, positions, cache, cache, slots)
     kv_cache.write_kv(k, v, cache, cache, slots)
+    for kind in KINDS:
+        matrix = quantize(torch.randn(48, 4096), kind)
+        # In a small tile, in a large one, and with weights written out; of the others, what differs is in the first.
+        for num_rows in (1, 100, 200) if kind == "int4" else (1,):
+            linear.quantized_linear(x[:1].repeat(num_rows, 1), matrix, weight[:48])
     starts, tables = torch.tensor([0, 1, 2, 4], dtype=torch.int32), torch.zeros(3, 200, dtype=torch.int32)
     for longest, window, softcap in ((100, 50, 30.0), (2000, None, None)):  # one split, and several
         lengths = torch.tensor([longest, 3, 5], dtype=torch.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -48,6 +49,20 @@ def test_a_context_in_splits_is_joined(monkeypatch: pytest.MonkeyPatch, window: 
     monkeypatch.setattr(triton_decode, "_MIN_SPLIT", 64)
     case = make_case([1, 1, 1, 1], [1, 64, 65, 300])  # short rows have splits that see nothing
     torch.testing.assert_close(attend(case, window), case.expected(0.3, window), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_who_computes_a_split_and_how_many_there_might_be_changes_no_bit(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    monkeypatch.setattr(triton_decode, "_MIN_SPLIT", 64)
+    case = make_case([1, 1, 1], [1, 65, 300])
+    expected = attend(case, window)
+    monkeypatch.setattr(triton_decode, "_ENOUGH_PROGRAMS", 1)
+    assert torch.equal(attend(case, window), expected)
+    capacity = case.meta.block_tables.shape[1] * case.k_cache.shape[1]
+    case.meta = replace(case.meta, max_seq_len=capacity)  # as in a captured graph
+    assert torch.equal(attend(case, window), expected)
 
 
 def test_a_row_is_the_same_bit_by_bit_whatever_it_is_batched_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,12 @@ SHARED_MEMORY = 227 << 10  # bytes a block may have on compute capability 9.0, C
 KERNELS = {
     "_bitmask_kernel",
     "_decode_kernel",
+    "_dequantize_kernel",
     "_join_kernel",
     "_logprobs_kernel",
     "_penalties_kernel",
     "_prefill_kernel",
+    "_quantized_linear_kernel",
     "_rms_norm_kernel",
     "_rope_kernel",
     "_sample_kernel",

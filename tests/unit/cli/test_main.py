@@ -41,7 +41,7 @@ def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str])
     assert f"usage: procengine {command}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", [[], ["dance"], ["serve"], ["ps", "--colour"], ["bench", "speed", "m"]])
+@pytest.mark.parametrize("argv", [[], ["dance"], ["generate"], ["ps", "--colour"], ["bench", "speed", "m"]])
 def test_wrong_command_line_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(argv)
@@ -58,6 +58,8 @@ def test_wrong_command_line_exits_with_2(argv: list[str], capsys: pytest.Capture
         (["generate", "m", "hi", "--n", "0"], "n: must be at least 1, got 0"),
         (["generate", "m", "hi", "--regex", "a", "--choice", "b"], "structured_outputs: give exactly one of"),
         (["generate", "m", "hi", "--json-schema", "/no/such/file"], "--json-schema: /no/such/file cannot be read"),
+        (["serve"], "model: none is given; name one on the command line, as `model` in a file, or in PROCENGINE_MODEL"),
+        (["serve", "--config", "/no/such/file"], "/no/such/file: cannot be read"),
         (["serve", "m", "--async-depth", "9"], "async_depth: must be between 1 and 3, got 9"),
         (["bench", "latency", "m", "--num-prompts", "0"], "--num-prompts: must be at least 1, got 0"),
     ],

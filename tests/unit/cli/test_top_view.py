@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from procengine.cli.top_view import draw, draw_waiting, sparkline
-from procengine.profiling.group_monitor import Frame, ProcessLine, WorkerLoad
+from procengine.profiling.group_frame import Frame, ProcessLine, WorkerLoad
 from procengine.profiling.window import Percentiles, WindowFigures, WorkerShare
 
 NOTHING = Percentiles()

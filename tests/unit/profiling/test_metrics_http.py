@@ -36,7 +36,7 @@ def test_pages_are_made_anew_and_a_connection_serves_several(port: int) -> None:
     assert ask(connection, "/metrics?x=1") == (200, "é 1\n")
     status, body = ask(connection, "/metrics", "HEAD")
     assert (status, body) == (200, "")
-    assert ask(connection, "/") == (404, "there are /metrics and /health\n")
+    assert ask(connection, "/") == (404, "there are /metrics, /health and /top\n")
     connection.close()
 
 

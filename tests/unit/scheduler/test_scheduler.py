@@ -550,7 +550,7 @@ def test_rows_that_decode_wait_for_few_prompt_tokens() -> None:
     assert not driver.scheduler.would_prefill  # alone: as much as a step may hold
     driver.receive()
     new = driver.add(prompt(40, seed=1), 4)
-    computed = []
+    computed: list[int] = []
     while not computed or driver.scheduler.would_prefill:
         driver.send()
         computed.append(int(driver.scheduler.table.num_computed[new.slot]))

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from procengine.errors import InvalidRequestError, RequestFailedError
-from procengine.structured import Grammar, GrammarCompiler, StructuredOutputs
+from procengine.structured.compiler import GrammarCompiler
+from procengine.structured.grammar import Grammar
+from procengine.structured.spec import StructuredOutputs
 from procengine.tokenizer import Tokenizer
 from tests.tiny_tokenizers import FAMILIES
 from tests.unit.structured.schemas import SCHEMAS
@@ -305,3 +307,8 @@ def test_smollm2_tokens_give_json_that_validates(smollm2: tuple[Tokenizer, Gramm
     for seed in range(4):
         text = walk(compiler.compile(StructuredOutputs(json_schema=SCHEMAS[name])), tokenizer, {0, 2}, seed, 15)
         jsonschema.validate(json.loads(text), SCHEMAS[name])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_objects_have_the_properties_that_are_named(seed: int) -> None:
+    assert set(json.loads(drawn("byte_level", seed, 15, json_schema=SCHEMAS["open_object"]))) == {"a"}

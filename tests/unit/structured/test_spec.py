@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from procengine.errors import InvalidRequestError
-from procengine.structured import StructuredOutputs
+from procengine.structured.spec import StructuredOutputs
 
 GOOD: list[dict[str, Any]] = [
     {"json_schema": {}},
@@ -74,7 +74,8 @@ def test_import_loads_neither_llguidance_nor_torch() -> None:
 def test_compiling_loads_llguidance_and_not_torch() -> None:
     code = """
 import sys
-from procengine.structured import GrammarCompiler, StructuredOutputs
+from procengine.structured.compiler import GrammarCompiler
+from procengine.structured.spec import StructuredOutputs
 from tests.tiny_tokenizers import byte_level
 GrammarCompiler(byte_level().backend.to_str(), [279]).compile(StructuredOutputs(json_object=True))
 print(*sorted({'llguidance', 'torch', 'transformers'} & set(sys.modules)))

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from procengine.structured import Grammar
+from procengine.structured.grammar import Grammar
 from procengine.tokenizer import Tokenizer
 
 __all__ = ["allowed_tokens", "walk"]

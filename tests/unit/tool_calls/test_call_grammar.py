@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 
 from procengine.errors import InvalidRequestError
-from procengine.structured import GrammarCompiler, StructuredOutputs
+from procengine.structured.compiler import GrammarCompiler
+from procengine.structured.spec import StructuredOutputs
 from procengine.tokenizer import Tokenizer
 from procengine.tool_calls import STYLES, parse
 from procengine.tool_calls.call_grammar import call_grammar

@@ -144,3 +144,10 @@ def test_params_that_leave_nothing_to_read_are_refused() -> None:
         offer.stream_params(None, echo=True)
     with pytest.raises(InvalidRequestError, match=r"^structured_outputs: cannot be given along with a tool_choice"):
         demand.params(SamplingParams(structured_outputs=StructuredOutputs(regex="a")))
+
+
+def test_a_demand_for_one_call_at_most_is_part_of_the_grammar() -> None:
+    one, several = (make_offer([F, G], "required", "hermes", parallel=parallel) for parallel in (False, True))
+    assert one.constraint is not None and several.constraint is not None
+    assert "call)*" not in str(one.constraint.grammar) and "call)*" in str(several.constraint.grammar)
+    assert make_offer([F], "auto", "hermes", parallel=False).constraint is None
