@@ -15,8 +15,7 @@ from procengine.device_streams import Event, HostStreams
 from procengine.kernels.operations import TORCH_OPERATIONS
 from procengine.kernels.pooling import reference as pooling
 from procengine.models.llama import LlamaModel
-from procengine.models.llama_weights import allocate_weights
-from procengine.models.rotary import rotary_table
+from procengine.models.new_tensors import NewTensors
 from procengine.request import RowRules, RowSampling
 from procengine.row_features import BAD_WORDS, BIAS, EARLY_STOPS, GRAMMAR, MIN_P, PENALTIES, RANDOM, TOP_K, TOP_P
 from procengine.torch_arrays import TorchArrays
@@ -62,8 +61,7 @@ def model() -> TinyModel:
     )
     # Attention over prompts in plain torch is the one operation that may look: backends for a GPU do not.
     operations = replace(TORCH_OPERATIONS, paged_attention=lambda q, *_: torch.empty_like(q))
-    weights = allocate_weights(config, torch.float32, META)
-    loaded = TorchModel(LlamaModel(config, weights, rotary_table(config), operations))
+    loaded = TorchModel(LlamaModel(config, NewTensors(torch.float32, META), operations))
     loaded.arrays = TorchArrays(META, operations, NoValues())
     return TinyModel(config, loaded)
 
