@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 from procengine.errors import ConfigError
 
-__all__ = ["OPERATIONS", "Backend", "Conditions", "resolve_backend"]
+__all__ = ["OPERATIONS", "Backend", "Conditions", "preferred_block_size", "resolve_backend"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,18 @@ class Backend:
     name: str
     why_not: _WhyNot = _nothing
     why_not_auto: _WhyNot = _nothing
+    block_sizes: int = 1  # of the KV cache: multiples of this
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+
+
+def _why_not_flash_attn(conditions: Conditions) -> str | None:
+    if find_spec("flash_attn") is None:
+        return "flash-attn is not installed"
+    if conditions.device_type != "cuda":
+        return f"it is for GPUs, not for a {conditions.device_type}"
+    if conditions.head_dim > 256 or conditions.head_dim % 8:
+        return f"its heads have at most 256 dimensions, a multiple of 8, and the model's have {conditions.head_dim}"
+    return None
 
 
 def _why_not_triton(conditions: Conditions) -> str | None:
@@ -61,11 +73,31 @@ def _why_not_interpreted(conditions: Conditions) -> str | None:
     return None if conditions.device_type == "cuda" else "its interpreter is for tests"
 
 
+_FLASH_ATTN = Backend(
+    "flash_attn", _why_not_flash_attn, block_sizes=256, dtypes=("bfloat16", "float16")
+)  # version 2, whose paged cache takes no smaller blocks
 _TRITON = Backend("triton", _why_not_triton, _why_not_interpreted)
 _TORCH = Backend("torch")
 
 # Best first: "auto" takes the first against which nothing speaks.
-_BACKENDS: dict[str, tuple[Backend, ...]] = dict.fromkeys(OPERATIONS, (_TRITON, _TORCH))
+_BACKENDS: dict[str, tuple[Backend, ...]] = {
+    "attention": (_FLASH_ATTN, _TRITON, _TORCH),
+    "rowwise": (_TRITON, _TORCH),
+}
+
+
+def preferred_block_size(attention_backend: str, default: int) -> int:
+    """What the block size of the KV cache is if nobody says. Of a backend that does not exist: the default."""
+    sizes = {backend.name: backend.block_sizes for backend in _BACKENDS["attention"]}.get(attention_backend, 1)
+    return -(-default // sizes) * sizes
+
+
+def _why_not(backend: Backend, conditions: Conditions) -> str | None:
+    if conditions.block_size % backend.block_sizes:
+        return f"its KV blocks are multiples of {backend.block_sizes} tokens, and block_size is {conditions.block_size}"
+    if conditions.dtype not in backend.dtypes:
+        return f"it computes in {' or '.join(backend.dtypes)}, not in {conditions.dtype}"
+    return backend.why_not(conditions)
 
 
 @cache  # one answer, and with it one log line, for each question
@@ -82,7 +114,7 @@ def resolve_backend(op: str, name: str, conditions: Conditions) -> str:
     if found is None:
         names = ", ".join(backend.name for backend in _BACKENDS[op])
         raise ConfigError(f"unknown {op} backend {name!r}; there are: auto, {names}")
-    reason = found.why_not(conditions)
+    reason = _why_not(found, conditions)
     if reason is not None:
         raise ConfigError(f"{op} backend {name!r} cannot run on {conditions.device_type}: {reason}")
     return name
@@ -90,7 +122,7 @@ def resolve_backend(op: str, name: str, conditions: Conditions) -> str:
 
 def _choose(op: str, conditions: Conditions) -> str:
     backends = _BACKENDS[op]
-    reasons = {one.name: one.why_not(conditions) or one.why_not_auto(conditions) for one in backends}
+    reasons = {one.name: _why_not(one, conditions) or one.why_not_auto(conditions) for one in backends}
     chosen = next((name for name, reason in reasons.items() if reason is None), None)
     refused = "; ".join(f"not {name}: {reason}" for name, reason in reasons.items() if reason is not None)
     if chosen is None:

@@ -67,7 +67,7 @@ _ROWWISE = {
     "sample": ("sampling", "reference", "triton"),
     "gather_logprobs": ("sampling", "logprobs", "triton_logprobs"),
 }
-_ATTENTION = {"torch": "reference", "triton": "triton"}
+_ATTENTION = {"torch": "reference", "triton": "triton", "flash_attn": "flash_attn"}
 
 
 def open_operations(attention_backend: str, conditions: Conditions, rowwise_backend: str = "auto") -> Operations:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 __all__ = ["A", "Array", "Arrays", "ElementType", "RowKernels", "Staging"]
 
-ElementType = Literal["bool", "int32", "int64", "float32", "bfloat16", "float16"]
+ElementType = Literal["bool", "int8", "int32", "int64", "float32", "bfloat16", "float16"]
 
 
 class Array(Protocol):
@@ -67,6 +67,11 @@ class Arrays(Protocol[A]):
 
     @property
     def kernels(self) -> RowKernels[A]: ...
+
+    @property
+    def memory_errors(self) -> tuple[type[Exception], ...]:
+        """What is raised when the device has no memory left."""
+        ...
 
     def new(self, shape: Sequence[int], dtype: ElementType, fill: float = 0) -> A:
         """`fill` everywhere. Zeros on the host take memory only when they are first written."""

@@ -249,7 +249,7 @@ class _Connection:
         self.group = group
         self._keys = keys
         self._is_refused = False
-        self._lost_at_s: float | None = None  # nothing has come since the connection was lost then
+        self._lost_at_s: float | None = None  # the connection was lost then, and no frontend has said anything since
         self.welcome: Welcome | None = None
         self._core = ClientCore(resubmits=resubmits)
         self._identity = new_identity()
@@ -261,11 +261,12 @@ class _Connection:
 
     async def shake_hands(self) -> None:
         """Introduce ourselves to the frontend, then to the output process."""
-        link = self._link(self.group.endpoint)
+        link = self._link(self.group.endpoint, self._on_frontend_frames)
         disconnects = ipc.disconnects_of(link[0])
         self._readers.append(ipc.SocketReader(self._loop, disconnects, self._on_disconnect))
         welcome = await self._greet(link)
-        await self._attach(self._link(reachable_from(self.group.endpoint, welcome.output_endpoint)))
+        output_endpoint = reachable_from(self.group.endpoint, welcome.output_endpoint)
+        await self._attach(self._link(output_endpoint, self._on_frames))
         self.welcome = welcome
 
     def require_welcome(self) -> Welcome:
@@ -317,15 +318,20 @@ class _Connection:
         # Aborts are in the kernel's hands within microseconds, unless nobody is there to take them.
         self._context.destroy(linger=0 if is_gone(self.group) else None)
 
-    def _link(self, endpoint: str) -> tuple[zmq.Socket[bytes], ipc.SocketReader]:
+    def _link(
+        self, endpoint: str, on_frames: Callable[[list[bytes]], None]
+    ) -> tuple[zmq.Socket[bytes], ipc.SocketReader]:
         socket = ipc.connect(self._context, zmq.DEALER, endpoint, identity=self._identity, keys=self._keys)
-        reader = ipc.SocketReader(self._loop, socket, self._on_frames)
+        reader = ipc.SocketReader(self._loop, socket, on_frames)
         self._readers.append(reader)
         self._links.append((socket, reader))
         return self._links[-1]
 
+    def _on_frontend_frames(self, frames: list[bytes]) -> None:
+        self._lost_at_s = None  # what outputs still come says nothing of it
+        self._on_frames(frames)
+
     def _on_frames(self, frames: list[bytes]) -> None:
-        self._lost_at_s = None
         self._core.receive(frames[0], time.monotonic_ns())
         for frame in self._core.take_frames():
             self._send(frame)

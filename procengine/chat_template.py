@@ -125,7 +125,7 @@ def _with_parsed_arguments(field: str, call: Any) -> Any:
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise InvalidRequestError(f"{field}.function.arguments must be the JSON text of an object, got {text[:100]!r}")
+        raise InvalidRequestError(f"{field}.function.arguments: must be the JSON text of an object, got {text[:100]!r}")
     return {**call, "function": {**function, "arguments": arguments}}
 
 

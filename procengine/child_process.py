@@ -18,6 +18,7 @@ import msgspec
 
 from procengine.child import DUMP_SIGNAL
 from procengine.config import EngineConfig
+from procengine.gpu_placement import Placement, place_worker
 
 __all__ = [
     "ChildProcess",
@@ -88,6 +89,8 @@ class ChildProcess:
                 inherited.append(fd)
         if sys.stderr.isatty():
             arguments.append("--progress")
+        has_gpu = role == "worker" and config.worker.device == "cuda"
+        placement = place_worker(rank, os.environ) if has_gpu else Placement({}, frozenset())
         # -P: the working directory must not shadow modules. A session of its own: Ctrl-C reaches the supervisor alone.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", f"procengine.procs.{role}", *map(str, arguments)],
@@ -96,8 +99,11 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=_environment(role),
+            env=_environment(role) | placement.environment,
         )
+        with contextlib.suppress(OSError):  # it may be dead already, which others notice
+            if cpus := placement.cpus & os.sched_getaffinity(0):
+                os.sched_setaffinity(self._process.pid, cpus)
         os.close(config_fd)
         assert self._process.stdout is not None
         self.log_fd = self._process.stdout.fileno()

@@ -62,6 +62,7 @@ class ClientCore:
     def __init__(self, *, sees_ends_only: bool = False, resubmits: bool = True) -> None:
         self._resubmits = resubmits
         self._epoch = 0  # of the newest frontend we know of
+        self._instance: int | None = None  # of the group
         self._numbers = itertools.count(1)  # of all that is sent, in order
         self._frames: list[bytes] = []
         self._make_cursor = EndCursor if sees_ends_only else DeltaCursor
@@ -297,6 +298,10 @@ class ClientCore:
 
     def _take_welcome(self, message: Welcome) -> None:
         """All that was sent before the question and is not known to this frontend is lost: see docs/PROTOCOL.md."""
+        if message.instance != (self._instance if self._instance is not None else message.instance):
+            self.die(EngineDeadError(f"group {message.group!r} is gone: another one has taken its place"))
+            return
+        self._instance = message.instance
         self._max_request_bytes = message.max_request_bytes
         self._epoch = max(self._epoch, message.epoch)
         error = RequestLostError(f"the frontend of group {message.group!r} died while this request was running")

@@ -52,7 +52,7 @@ class ClientLink:
         self._poller.register(self._disconnects, zmq.POLLIN)
         self._has_lost_frontend = False
         self._is_refused = False
-        self._lost_at_s: float | None = None  # nothing has come since the connection was lost then
+        self._lost_at_s: float | None = None  # the connection was lost then, and no frontend has said anything since
 
     def attach(self, output_endpoint: str, frame: bytes) -> None:
         """Connect to the output process and introduce ourselves with `frame`."""
@@ -95,9 +95,10 @@ class ClientLink:
                 self._has_lost_frontend = True
                 self._lost_at_s = time.monotonic()
             else:
+                num_before = len(frames)
                 _drain(source, frames)
-        if frames:
-            self._lost_at_s = None
+                if source is self._frontend and len(frames) > num_before:
+                    self._lost_at_s = None  # what outputs still come says nothing of it
         return frames
 
     @property

@@ -22,6 +22,7 @@ from procengine.scores import (
     collect_classification,
     collect_hidden_states,
     collect_score,
+    numbers_of,
     rank,
     text_pairs,
 )
@@ -179,6 +180,10 @@ class PrefillVerbs(ABC):
         bodies = [prefill_body(one, timeout_s, layer=layer, tokens=tokens) for one in each]
         ended = self._run_all("hidden_states", bodies, None, None)
         return [collect_hidden_states(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
+
+    def ask(self, workflow: str, bodies: Sequence[Body]) -> list[list[float]]:
+        """The numbers that a workflow gives for each body: of one that a package of your own brings, say."""
+        return [numbers_of(one.answer(Embedding)) for one in self._run_all(workflow, bodies, None, None)]
 
     def embed_bodies(
         self, bodies: Sequence[Body], on_end: Callable[[], object] | None = None, traceparent: str = ""

@@ -36,12 +36,13 @@ __all__ = [
 
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
+KVCacheDType = Literal["float32", "bfloat16", "float16", "int8"]
 ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
 # Of weights; stored: as the file has them; int14: near to floats, of encoders alone (kernels/native/encoder.h).
 Quantization = Literal["none", "stored", "int14", "int8", "int4", "fp8"]
 Pooling = Literal["last", "mean", "cls"]
 Kernels = Literal["torch", "native"]
-AttentionBackend = Literal["auto", "torch", "triton"]
+AttentionBackend = Literal["auto", "torch", "triton", "flash_attn"]
 
 
 class RopeScaling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -168,7 +169,8 @@ class CacheConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     block_size: int = 16  # tokens
     num_blocks: int | None = None  # None: the worker measures what fits `memory_bytes` and says so in WorkerReady
-    memory_bytes: int = 1 << 30
+    memory_bytes: int | None = 1 << 30  # None: what a GPU has left, up to `gpu_memory_utilization` of all it has
+    gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
 
 
@@ -192,7 +194,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     device: Device = "cpu"
     dtype: DType = "float32"
-    kv_cache_dtype: DType = "float32"
+    kv_cache_dtype: KVCacheDType = "float32"
     quantization: Quantization = "none"
     kernels: Kernels = "torch"
     attention_backend: AttentionBackend = "auto"  # of the torch kernels; the worker says what auto became
@@ -231,6 +233,7 @@ class ProfilingConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What the processes note about themselves."""
 
     span_records: int = 1 << 14  # that each thread keeps, a power of two; 0: none
+    nvtx: bool = False  # ranges for Nsight Systems in workers on a GPU
 
 
 class MetricsConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -293,6 +296,7 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_restarts: int = 5  # of one child, within this time
     restart_window_s: float = 60.0
     step_timeout_s: float = 300.0  # without progress, after which a worker with steps to run counts as hung
+    instance: int = 0  # its supervisor's; the next group of this name has another. 0: no supervisor has it yet
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,12 @@ from procengine.errors import ConfigError
 from procengine.executor import Model
 from procengine.kv_tensors import kv_block_bytes
 from procengine.messages import EmbedInput, StepInput
+from procengine.step_memory import StepMemoryError
 from procengine.step_output import EmbedOutput, StepOutput
-from procengine.workflows import WORKFLOWS, load_part
+from procengine.workflows import find_workflow, load_part
+
+if TYPE_CHECKING:
+    from procengine.torch_executor import TorchModel
 
 __all__ = ["Device", "open_device"]
 
@@ -30,13 +34,20 @@ logger = logging.getLogger(__name__)
 class Device(Generic[A]):
     """Has the model, and loads the parts of a workflow when its first step comes."""
 
-    def __init__(self, config: EngineConfig, model: Model[A]) -> None:
+    def __init__(self, config: EngineConfig, model: Model[A], cache_bytes: int) -> None:
+        """The KV pool takes `cache_bytes` at most, unless the configuration says how many blocks it has."""
         self.config = config
         self.model = model
-        self.num_blocks = _num_blocks(config)
+        self.num_blocks = _num_blocks(config, cache_bytes)
         self._runners: dict[str, Any] = {}
         if "generate" in config.model.workflows:  # its KV pool must be known to fit before anybody counts on it
-            self._open_runner("generate")
+            try:
+                self._open_runner("generate")
+            except model.arrays.memory_errors as error:
+                raise ConfigError(
+                    f"{config.worker.device} has no memory for {self.num_blocks} KV blocks beside the weights; "
+                    f"lower num_blocks, kv_cache_memory or gpu_memory_utilization ({error})"
+                ) from error
 
     @property
     def facts(self) -> dict[str, int | float | str]:
@@ -48,10 +59,21 @@ class Device(Generic[A]):
         return {**own, **pool, **self.model.facts, "threads": worker.threads}
 
     def run(self, header: StepInput | EmbedInput, payload: NDArray[np.int32]) -> Iterator[StepOutput | EmbedOutput]:
-        """The outputs of a step."""
+        """The outputs of a step.
+
+        Raises StepMemoryError, behind what it has given, if the device's memory does not suffice. Then no slot counts
+        any more: `forget_slots` comes before the next step.
+        """
         runner = self._runners.get(header.workflow) or self._open_runner(header.workflow)
-        outputs: Iterator[StepOutput | EmbedOutput] = runner.run(header, payload)
-        return outputs
+        try:
+            yield from runner.run(header, payload)
+        except self.model.arrays.memory_errors as error:
+            text = (
+                f"the device ran out of memory in a step of {header.num_tokens} tokens in {header.num_rows} rows; "
+                f"lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization ({error})"
+            )
+            logger.error("%s", text)
+            raise StepMemoryError(text, runner.keys_of(header, payload)) from error
 
     def forget_slots(self) -> None:
         """No slot has a request: the weights stay, and so does the KV pool, whose blocks nobody refers to now."""
@@ -60,18 +82,30 @@ class Device(Generic[A]):
             runner.forget_slots()
 
     def _open_runner(self, workflow: str) -> Any:
-        runner = load_part(WORKFLOWS[workflow].forward)(self)
+        runner = load_part(find_workflow(workflow).forward)(self)
         self._runners[workflow] = runner
         return runner
 
 
 def open_device(config: EngineConfig, *, shows_progress: bool) -> Device[Any]:
     """A device with the model loaded."""
-    load = _load_native if config.worker.kernels == "native" else _load_torch
-    return Device(config, load(config, shows_progress))
+    if config.worker.kernels == "native":
+        return Device(config, _load_native(config, shows_progress), config.cache.memory_bytes or 0)
+    model = _load_torch(config, shows_progress)
+    return Device(config, model, _cache_bytes(config, model))
 
 
-def _load_torch(config: EngineConfig, progress: bool) -> Model[Any]:
+def _cache_bytes(config: EngineConfig, model: TorchModel) -> int:
+    if config.cache.memory_bytes is not None:
+        return config.cache.memory_bytes
+    if config.cache.num_blocks is not None:
+        return 0  # nobody asks
+    from procengine.memory_profile import CudaMemory, largest_steps, left_for_cache
+
+    return left_for_cache(CudaMemory(), largest_steps(model, config), config.cache.gpu_memory_utilization)
+
+
+def _load_torch(config: EngineConfig, progress: bool) -> TorchModel:
     import torch
 
     from procengine.kernels.backends import Conditions
@@ -87,8 +121,15 @@ def _load_torch(config: EngineConfig, progress: bool) -> Model[Any]:
     if worker.quantization == "fp8" and worker.device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         raise ConfigError("quantization: this GPU has no fp8 (it takes compute capability 8.9); int8 is as large")
     operations = open_operations(worker.attention_backend, conditions)  # before the slow part: it may not be possible
-    loaded = load_model(model, getattr(torch, worker.dtype), worker.device, progress, operations, worker.quantization)
-    return TorchModel(loaded, _graph_sizes(config, operations.names["attention"]))
+    try:
+        dtype = getattr(torch, worker.dtype)
+        loaded = load_model(model, dtype, worker.device, progress, operations, worker.quantization)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"{worker.device} has no memory for the weights of {model.name} in {worker.dtype}: take a smaller "
+            f"model, or a device with nothing else on it ({error})"
+        ) from error
+    return TorchModel(loaded, _graph_sizes(config, operations.names["attention"]), nvtx=config.profiling.nvtx)
 
 
 def _graph_sizes(config: EngineConfig, attention: str) -> tuple[int, ...]:
@@ -123,13 +164,13 @@ def _load_native(config: EngineConfig, progress: bool) -> Model[Any]:
     return NativeModel(decoder, config.model.num_layers, worker.kv_cache_dtype)
 
 
-def _num_blocks(config: EngineConfig) -> int:
+def _num_blocks(config: EngineConfig, cache_bytes: int) -> int:
     """What was asked for, else what fits the memory, but never more than all slots can use."""
     if config.cache.num_blocks is not None:
         return config.cache.num_blocks
     scheduler, block_size = config.scheduler, config.cache.block_size
     usable = scheduler.max_num_seqs * -(-scheduler.max_model_len // block_size)
-    fitting = config.cache.memory_bytes // kv_block_bytes(config.model, block_size, config.worker.kv_cache_dtype)
+    fitting = cache_bytes // kv_block_bytes(config.model, block_size, config.worker.kv_cache_dtype)
     if fitting < 1:
-        raise ConfigError(f"kv_cache_memory: {config.cache.memory_bytes} bytes hold no block of {block_size} tokens")
+        raise ConfigError(f"kv_cache_memory: {cache_bytes} bytes hold no block of {block_size} tokens")
     return int(min(usable, fitting))

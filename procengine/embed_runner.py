@@ -43,6 +43,11 @@ class EmbedRunner(Generic[A]):
         """The one output of a step. `payload` is int32 [n] and not kept."""
         return self._run(header, payload)
 
+    def keys_of(self, header: EmbedInput, payload: NDArray[np.int32]) -> list[int]:
+        """The requests of a step."""
+        keys: list[int] = join_int64(cut_sections(EMBED_SECTIONS, header.sizes, payload.copy())["key_words"]).tolist()
+        return keys
+
     def _run_pass(self, header: EmbedInput, payload: NDArray[np.int32]) -> Iterator[EmbedOutput]:
         started_ns = time.monotonic_ns()
         arrays = self._model.arrays

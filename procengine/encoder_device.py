@@ -19,7 +19,7 @@ from procengine.messages import EmbedInput, StepInput
 from procengine.models.encoder_weights import EncoderCheckpoint, EncoderHead
 from procengine.models.weights import open_weights
 from procengine.step_output import EmbedOutput
-from procengine.workflows import WORKFLOWS, load_part
+from procengine.workflows import find_workflow, load_part
 
 __all__ = ["EncoderDevice", "open_device"]
 
@@ -51,9 +51,9 @@ class EncoderDevice:
         """There are none."""
 
     def _open_runner(self, workflow: str) -> Any:
-        if workflow not in self.config.model.workflows or not WORKFLOWS[workflow].encode:
+        if workflow not in self.config.model.workflows or not find_workflow(workflow).encode:
             raise ProtocolError(f"workflow {workflow!r} does not run on an encoder")
-        runner = load_part(WORKFLOWS[workflow].encode)(self)
+        runner = load_part(find_workflow(workflow).encode)(self)
         self._runners[workflow] = runner
         return runner
 

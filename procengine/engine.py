@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.errors import OverloadedError
-from procengine.messages import Admitted, EmbedResult, Finish, Register, Replay, StepResult, encode
+from procengine.messages import Admitted, EmbedResult, Finish, Register, Replay, StepFailed, StepResult, encode
 from procengine.output_ledger import LedgerEntry, OutputLedger
 from procengine.output_suspects import OutputSuspects
 from procengine.pipeline import AnyRequest, Applied, Pipeline, PlannedStep
@@ -165,16 +165,36 @@ class Engine:
         lost = self.pipelines[rank]
         for workflow, request in lost.lose_worker(epoch, has_died=has_died):
             if request.num_worker_deaths > _MAX_WORKER_DEATHS:
-                self._forget(request)
-                request.is_finished = True
                 text = f"the worker died {request.num_worker_deaths} times while this request was running"
-                ends.append(Finish(request.key, "error", text))
-                self._ledger.end(request.key, request.token_ids, ends[-1], "error")
-                continue
-            pipeline = self._choose_pipeline(workflow, request)
-            pipeline.planners[workflow].add(request)
-            self._placed_by_key[request.key] = _Placed(request, workflow, pipeline)
+                ends.append(self._end_taken(request, text))
+            else:
+                self._place_again(workflow, request)
         return ends
+
+    def fail_step(self, failed: StepFailed) -> list[Finish]:
+        """A worker had not the memory for a step, and has forgotten its slots. The requests of the step end; its others
+        go on, from what they have, like those of a worker that is gone. Returns the ends. `restore_worker` follows.
+        """
+        ends: list[Finish] = []
+        for workflow, request in self.pipelines[failed.rank].lose_slots():
+            if request.key in failed.keys:
+                ends.append(self._end_taken(request, failed.error))
+            else:
+                self._place_again(workflow, request)
+        return ends
+
+    def _end_taken(self, request: AnyRequest, error: str) -> Finish:
+        """End a request that no planner has any more."""
+        self._forget(request)
+        request.is_finished = True
+        finish = Finish(request.key, "error", error)
+        self._ledger.end(request.key, request.token_ids, finish, "error")
+        return finish
+
+    def _place_again(self, workflow: str, request: AnyRequest) -> None:
+        pipeline = self._choose_pipeline(workflow, request)
+        pipeline.planners[workflow].add(request)
+        self._placed_by_key[request.key] = _Placed(request, workflow, pipeline)
 
     def restore_worker(self, rank: int, epoch: int) -> None:
         """A successor is ready. One of an epoch that is over already is not heard."""

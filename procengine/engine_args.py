@@ -75,7 +75,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         ),
     ] = "auto"
     attention_backend: Annotated[
-        Literal["auto", "torch", "triton"],
+        Literal["auto", "torch", "triton", "flash_attn"],
         About(_DEVICE, "what computes attention with the torch kernels (auto: triton on a GPU; the log says why)"),
     ] = "auto"
     enforce_eager: Annotated[
@@ -87,13 +87,23 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         About(_DEVICE, "weights rounded to 8 or 4 bits; fp8 on GPUs; none is floats (auto: as the files have them)"),
     ] = "auto"
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "float32"], About(_DEVICE, "number format of keys and values (auto: dtype)")
+        Literal["auto", "bfloat16", "float32", "int8"],
+        About(_DEVICE, "number format of keys and values; int8, half of bfloat16, takes native kernels (auto: dtype)"),
     ] = "auto"
     workers: Annotated[int, About(_DEVICE, "data-parallel workers, each with its own weights and KV pool", 1, 64)] = 1
     threads: Annotated[int | None, About(_DEVICE, "CPU threads of a worker (auto: the cores, shared)", 1, 1024)] = None
     mock_step_ms: Annotated[float, About(_DEVICE, "time a step of the mock device takes", 0, 60_000, unit="ms")] = 0.0
 
-    block_size: Annotated[int, About(_KV_CACHE, "size of a block of the KV cache", 1, 1024, unit="tokens")] = 16
+    block_size: Annotated[
+        int | None,
+        About(
+            _KV_CACHE,
+            "size of a block of the KV cache (auto: 16, or what --attention-backend takes)",
+            1,
+            1024,
+            unit="tokens",
+        ),
+    ] = None
     num_blocks: Annotated[
         int | None,
         About(_KV_CACHE, "blocks in the KV pool of one worker (auto: what fits --kv-cache-memory)", 1, 1 << 24),
@@ -102,11 +112,15 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         int | None,
         About(
             _KV_CACHE,
-            "KV cache of all workers together (auto: a quarter of what there is, at most 2 GiB)",
+            "KV cache of all workers together (auto: a quarter of what there is, at most 2 GiB; on a GPU what is left)",
             1,
             unit="bytes",
         ),
     ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        About(_KV_CACHE, "share of a GPU's memory that weights, steps and KV cache may take together", 0.01, 1),
+    ] = 0.9
     enable_prefix_caching: Annotated[
         bool, About(_KV_CACHE, "keep the KV blocks of finished prompts, and reuse them for equal beginnings")
     ] = True
@@ -339,6 +353,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             1 << 24,
         ),
     ] = 1 << 14
+    nvtx: Annotated[bool, About(_WATCHING, "name what a GPU worker does for Nsight Systems (NVTX ranges)")] = False
     metrics_port: Annotated[
         int | None,
         About(

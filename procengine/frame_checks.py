@@ -16,6 +16,7 @@ from procengine.messages import (
     Begin,
     EmbedInput,
     EmbedResult,
+    StepFailed,
     StepInput,
     StepResult,
     WorkerReady,
@@ -41,10 +42,7 @@ def read_message(frames: Sequence[bytes], decode: Callable[[bytes], _T]) -> _T:
     """
     if len(frames) != 1:
         raise ProtocolError(f"it has {len(frames)} frames, not 1")
-    try:
-        return decode(frames[0])
-    except UNREADABLE as error:
-        raise ProtocolError(str(error)) from error
+    return _decoded(frames[0], decode)
 
 
 def read_step(frames: Sequence[bytes]) -> StepInput | EmbedInput | Begin:
@@ -53,10 +51,7 @@ def read_step(frames: Sequence[bytes]) -> StepInput | EmbedInput | Begin:
     Raises:
         ProtocolError: it is neither, or header and payload do not fit.
     """
-    try:
-        header = decode_step(frames[0])
-    except UNREADABLE as error:
-        raise ProtocolError(str(error)) from error
+    header = _decoded(frames[0], decode_step)
     if type(header) is StepInput:
         is_whole = len(frames) == 2 and _fits(header.sizes, _NUM_STEP, frames[1]) and _is_step(header)
     elif type(header) is EmbedInput:
@@ -68,16 +63,13 @@ def read_step(frames: Sequence[bytes]) -> StepInput | EmbedInput | Begin:
     return header
 
 
-def read_result(frames: Sequence[bytes]) -> StepResult | EmbedResult | WorkerReady:
-    """The header of a result whose payload is frame 1, or a WorkerReady.
+def read_result(frames: Sequence[bytes]) -> StepResult | EmbedResult | StepFailed | WorkerReady:
+    """The header of a result whose payload is frame 1, or a message without one.
 
     Raises:
         ProtocolError: it is neither, or header and payload do not fit.
     """
-    try:
-        header = decode_from_worker(frames[0])
-    except UNREADABLE as error:
-        raise ProtocolError(str(error)) from error
+    header = _decoded(frames[0], decode_from_worker)
     if type(header) is StepResult:
         is_whole = len(frames) == 2 and _fits(header.sizes, _NUM_RESULT, frames[1]) and _is_result(header)
     elif type(header) is EmbedResult:
@@ -87,6 +79,13 @@ def read_result(frames: Sequence[bytes]) -> StepResult | EmbedResult | WorkerRea
     if not is_whole:
         raise ProtocolError(_does_not_fit(header, frames))
     return header
+
+
+def _decoded(frame: bytes, decode: Callable[[bytes], _T]) -> _T:
+    try:
+        return decode(frame)
+    except UNREADABLE as error:
+        raise ProtocolError(str(error)) from error
 
 
 def _are_numbers(*values: int) -> bool:

@@ -1,12 +1,13 @@
 """`GroupStatus`: asks every process of a group how it is, and answers whoever wanted to know.
 
-Owns: the round of questions under way. Never does: watch a clock: its owner says when a round has taken too long.
+Owns: the round of questions under way, and when it has taken too long. Never does: know the group's state; it asks.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import zmq
 
@@ -15,17 +16,30 @@ from procengine.child_process import ChildProcess, cpu_seconds, rss_bytes
 from procengine.children import Children
 from procengine.config import EngineConfig
 from procengine.messages import ChildStats, ProcessStatus, Query, Status, encode
+from procengine.poll_loop import PollLoop, Timer
 
 __all__ = ["GroupStatus"]
 
 _STUCK_SHARE = 0.1  # of the time after which a worker is taken for hung: by then, somebody may want to know
+_WAIT_S = 1.0  # for the children; then what is known is told
 _ROLES = ("frontend", "output", "worker", "metrics", "api")
 
 
 class GroupStatus:
     """One round at a time: who asks while one is under way gets its answer."""
 
-    def __init__(self, config: EngineConfig, children: Children, control: zmq.Socket[bytes], started_s: float) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        children: Children,
+        control: zmq.Socket[bytes],
+        loop: PollLoop,
+        state: Callable[[], str],
+        started_s: float,
+    ) -> None:
+        self._loop = loop
+        self._state = state
+        self._timer = Timer(0.0, self._answer)
         self._config = config
         self._children = children
         self._control = control
@@ -39,29 +53,28 @@ class GroupStatus:
         frontend = self._children.find("frontend")
         return self._stats_by_identity.get(frontend.identity) if frontend else None
 
-    @property
-    def is_asking(self) -> bool:
-        """Whether somebody waits for an answer."""
-        return bool(self._askers)
-
     def ask(self, asker: bytes) -> None:
         """Somebody wants to know; if nobody did before, the children are asked."""
         self._askers.append(asker)
         if len(self._askers) == 1:
             self._query_id += 1
             self._stats_by_identity.clear()
+            self._timer = self._loop.call_at(time.monotonic() + _WAIT_S, self._answer)
             self._children.send(Query(self._query_id), *_ROLES)
 
-    def take(self, identity: bytes, stats: ChildStats) -> bool:
-        """A child has answered. Whether all have of which an answer can be expected."""
+    def take(self, identity: bytes, stats: ChildStats) -> None:
+        """A child has answered. When all have of which an answer can be expected, whoever asked gets his."""
         if stats.query_id != self._query_id or not self._askers:
-            return False
+            return
         self._stats_by_identity[identity] = stats
         expected = {child.identity for child in self._children if child.is_alive and child.is_ready}
-        return expected <= self._stats_by_identity.keys()
+        if expected <= self._stats_by_identity.keys():
+            self._answer()
 
-    def answer(self, state: str) -> None:
-        """Tell all who asked what is known by now; the group itself is in `state`."""
+    def _answer(self) -> None:
+        """Tell all who asked what is known by now."""
+        self._timer.cancel()
+        state = self._state()
         resources = _resources(os.getpid(), self._started_s)
         own = ProcessStatus("supervisor", 0, os.getpid(), state, *resources, 0, ready=state == "ready")
         processes = [own, *map(self._status_of, self._children)]

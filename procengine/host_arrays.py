@@ -41,6 +41,7 @@ class HostArrays:
     """Arrays[HostArray]. bfloat16 is kept as its bits, uint16."""
 
     kernels = _KERNELS
+    memory_errors: tuple[type[Exception], ...] = (MemoryError,)
 
     def new(self, shape: Sequence[int], dtype: ElementType, fill: float = 0) -> HostArray:
         own = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)

@@ -147,6 +147,10 @@ class LLM:
         bodies = [prefill_body(prompt, **options) for prompt in each]
         return _with_progress(len(bodies), use_tqdm, lambda on_end: self._client.embed_bodies(bodies, on_end))
 
+    def ask(self, workflow: str, bodies: Sequence[Body]) -> list[list[float]]:
+        """See `Client.ask`."""
+        return self._client.ask(workflow, bodies)
+
     def classify(self, prompts: Prompts, **options: Any) -> list[ClassificationOutput]:
         """See `Client.classify`."""
         return self._client.classify(prompts, **options)

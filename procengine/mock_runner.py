@@ -135,7 +135,8 @@ class MockRunner:
         sections = cut_sections(EMBED_SECTIONS, header.sizes, payload)
         bounds = sections["query_start_loc"]
         sums = np.add.reduceat(sections["input_ids"], bounds[:-1]).astype(np.float32)
-        vectors = np.repeat(sums[:, None], MOCK_EMBED_DIM, axis=1)
+        asked = header.options[0] if header.workflow == "embed" and header.options else 0
+        vectors = np.repeat(sums[:, None], asked or MOCK_EMBED_DIM, axis=1)
         keys = join_int64(sections["key_words"])
         return EmbedOutput(
             header.step_id,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from procengine.config import DType
+from procengine.config import KVCacheDType
 from procengine.executor import ForwardBatch
 from procengine.host_arrays import HostArray, HostArrays
 from procengine.kernels.decoder.native import BoundDecoder, Decoder
 from procengine.kernels.native import library
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kernels.sampling.native import sample
-from procengine.kv_tensors import KVTensors
+from procengine.kv_tensors import KVTensors, kv_width
 
 __all__ = ["NativeExecutor", "NativeModel"]
 
@@ -24,7 +24,7 @@ _ENCODE_BLOCK_SIZE = 64  # tokens
 class NativeModel:
     """A `Decoder` as runners see it."""
 
-    def __init__(self, decoder: Decoder, num_layers: int, kv_dtype: DType) -> None:
+    def __init__(self, decoder: Decoder, num_layers: int, kv_dtype: KVCacheDType) -> None:
         self.arrays = HostArrays()
         self._decoder = decoder
         self._num_layers = num_layers
@@ -49,7 +49,8 @@ class NativeModel:
         num_blocks = (lengths + _ENCODE_BLOCK_SIZE - 1) // _ENCODE_BLOCK_SIZE
         first_blocks = num_blocks.cumsum(dtype=np.int32) - num_blocks
         most = -(-max_query_len // _ENCODE_BLOCK_SIZE)
-        shape = (int(num_blocks.sum()), _ENCODE_BLOCK_SIZE, sizes.num_kv_heads, sizes.head_dim)
+        width = kv_width(sizes.head_dim, self._kv_dtype)
+        shape = (int(num_blocks.sum()), _ENCODE_BLOCK_SIZE, sizes.num_kv_heads, width)
         keys, values = (self.arrays.new(shape, self._kv_dtype) for _ in range(2))
         return self._decoder.bind([keys] * self._num_layers, [values] * self._num_layers).forward(
             input_ids,

@@ -148,8 +148,12 @@ class Pipeline:
         """The worker of this epoch is gone, and with it every step in flight and every block. Returns (workflow,
         request) of all that is unfinished, in order of service; new planners wait for the next worker.
         """
-        self.is_up = False
         self.epoch = epoch + 1
+        return self.lose_slots(has_died=has_died)
+
+    def lose_slots(self, *, has_died: bool = False) -> list[tuple[str, AnyRequest]]:
+        """The same of a worker that goes on, with its slots and blocks forgotten; it gets no steps until `is_up`."""
+        self.is_up = False
         self._in_flight.clear()
         lost, self.planners = self.planners, self._make_planners()
         self._turn = deque(self.planners.values())

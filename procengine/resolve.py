@@ -21,6 +21,7 @@ from procengine.config import (
     EngineConfig,
     GroupConfig,
     Kernels,
+    KVCacheDType,
     LimitsConfig,
     ModelConfig,
     ProfilingConfig,
@@ -35,6 +36,7 @@ from procengine.engine_args import EngineArgs, check_ranges
 from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
 from procengine.http_config import resolve_api, resolve_metrics
+from procengine.kernels.backends import preferred_block_size
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
 from procengine.listen import resolve_listen
@@ -44,6 +46,7 @@ from procengine.paths import procengine_home, run_root
 from procengine.rope_scaling import rope_for_length
 from procengine.tokenizer_file import added_tokens
 from procengine.tool_calls.detect import detect_style, mentions_tools
+from procengine.workflows import installed_workflows
 
 __all__ = ["resolve"]
 
@@ -53,6 +56,7 @@ _CPU_CHUNK_TOKENS = 256  # there a step of more is no faster a token (docs/PERFO
 _CPU_MIXED_TOKENS = 128  # a little slower a token; but all that decode wait for it
 _PROMPT_TOKENS = 64  # of each step, however many rows decode
 _GIB = 1 << 30
+_BLOCK_SIZE = 16
 _QUANTIZED_GROUP = 32  # weights with a scale of their own
 _MAX_CLIENTS = 4096
 
@@ -69,6 +73,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
     if args.pooling != "auto":
         model = msgspec.structs.replace(model, pooling=args.pooling)
     model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
+    model = msgspec.structs.replace(model, workflows=(*model.workflows, *_installed_workflows(model)))
     device = _device(args)
     scheduler = _scheduler(args, model, device)
     model = rope_for_length(model, scheduler.max_model_len)
@@ -77,20 +82,27 @@ def resolve(args: EngineArgs) -> EngineConfig:
         model=model,
         group=group,
         cache=CacheConfig(
-            block_size=args.block_size,
+            block_size=_block_size(args),
             num_blocks=args.num_blocks,
-            memory_bytes=args.kv_cache_memory or _cache_bytes(args.workers),
+            memory_bytes=_cache_bytes(args, device),
+            gpu_memory_utilization=args.gpu_memory_utilization,
             enable_prefix_caching=args.enable_prefix_caching,
         ),
         scheduler=scheduler,
         worker=_worker(args, model, device),
         limits=_limits(args),
-        profiling=ProfilingConfig(span_records=args.span_records),
+        profiling=ProfilingConfig(span_records=args.span_records, nvtx=args.nvtx and device == "cuda"),
         metrics=resolve_metrics(args, group, api),
         api=api,
         listen=resolve_listen(args.listen, args.curve_keys),
         crash=_crash(args),
     )
+
+
+def _installed_workflows(model: ModelConfig) -> list[str]:
+    """Those of other packages that have a part for such a model."""
+    part = "forward" if model.encoder is None else "encode"
+    return sorted(name for name, workflow in installed_workflows().items() if getattr(workflow, part))
 
 
 def _token_budget(args: EngineArgs, max_model_len: int, device: Device) -> int:
@@ -216,16 +228,25 @@ def _worker(args: EngineArgs, model: ModelConfig, device: Device) -> WorkerConfi
     return WorkerConfig(
         device=device,
         dtype=dtype,
-        kv_cache_dtype=_kv_cache_dtype(args, dtype, kernels),
+        kv_cache_dtype=_kv_cache_dtype(args, model, dtype, kernels),
         quantization=_quantization(args, model, device, reason),
         kernels=kernels,
         attention_backend=_attention_backend(args, kernels),
-        uses_graphs=kernels == "torch" and not (device != "cuda" if args.enforce_eager is None else args.enforce_eager),
+        uses_graphs=kernels == "torch" and _wants_graphs(args, device),
         num_workers=args.workers,
         threads=args.threads or max(1, len(os.sched_getaffinity(0)) // args.workers),
         mock_step_ms=args.mock_step_ms,
         logits_processors=args.logits_processors,
     )
+
+
+def _block_size(args: EngineArgs) -> int:
+    return args.block_size or preferred_block_size(args.attention_backend, _BLOCK_SIZE)
+
+
+def _wants_graphs(args: EngineArgs, device: Device) -> bool:
+    """On a CPU they gain nothing, and padding costs."""
+    return device == "cuda" if args.enforce_eager is None else not args.enforce_eager
 
 
 def _attention_backend(args: EngineArgs, kernels: Kernels) -> AttentionBackend:
@@ -247,7 +268,7 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
         return _why_not_native_encoder(args) or library.why_not("cpu")
     if args.dtype not in ("auto", "bfloat16"):
         return f"they compute in bfloat16, and dtype is {args.dtype}"
-    cannot = why_not_decoder(model) or why_decoder_cannot(decoder_sizes(model), args.block_size)
+    cannot = why_not_decoder(model) or why_decoder_cannot(decoder_sizes(model), _block_size(args))
     return cannot or library.why_not("cpu")
 
 
@@ -271,13 +292,15 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernel
     return "bfloat16" if is_fast else "float32"
 
 
-def _kv_cache_dtype(args: EngineArgs, dtype: DType, kernels: Kernels) -> DType:
+def _kv_cache_dtype(args: EngineArgs, model: ModelConfig, dtype: DType, kernels: Kernels) -> KVCacheDType:
     if args.kv_cache_dtype == "auto":
         return dtype
     if kernels == "torch" and args.kv_cache_dtype != dtype:
         raise ConfigError(
             f"kv_cache_dtype: the torch kernels keep the cache in dtype ({dtype}), not {args.kv_cache_dtype}"
         )
+    if args.kv_cache_dtype == "int8" and model.head_dim % 4:
+        raise ConfigError(f"kv_cache_dtype: int8 takes a head_dim that is a multiple of 4, not {model.head_dim}")
     return args.kv_cache_dtype
 
 
@@ -317,6 +340,9 @@ def _tool_call_parser(args: EngineArgs, model: ModelConfig) -> ToolCallStyle:
     return cast(ToolCallStyle, detect_style(model.chat_template, added_tokens(model.tokenizer_path)) or "none")
 
 
-def _cache_bytes(num_workers: int) -> int:
-    """A quarter of the memory that can be had, at most 2 GiB, shared by the workers. Pages are taken as they fill."""
-    return max(min(available_bytes() // 4, 2 * _GIB) // num_workers, 1 << 20)
+def _cache_bytes(args: EngineArgs, device: Device) -> int | None:
+    """On a CPU a quarter of the memory that can be had, at most 2 GiB, shared by the workers: pages are taken as they
+    fill. What a GPU has left only its worker can measure."""
+    if args.kv_cache_memory is not None:
+        return args.kv_cache_memory
+    return None if device == "cuda" else max(min(available_bytes() // 4, 2 * _GIB) // args.workers, 1 << 20)

@@ -85,6 +85,13 @@ class GenerateRunner(Generic[A]):
         """The outputs of a step, one for each forward pass, in order. `payload` is int32 [n] and not kept."""
         return self._run(header, payload)
 
+    def keys_of(self, header: StepInput, payload: Int32s) -> list[int]:
+        """The requests of a step that may not have got far."""
+        host = cut_sections(STEP_SECTIONS, header.sizes, payload.copy())
+        self._slots.take_keys(host["slot_rows"])
+        keys: list[int] = self._slots.keys[host["slots"]].tolist()
+        return keys
+
     def _run_passes(self, header: StepInput, payload: Int32s) -> Iterator[StepOutput]:
         started_ns = time.monotonic_ns()
         host_payload, device_payload = self._staging.stage(header.step_id, payload)

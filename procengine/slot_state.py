@@ -56,6 +56,13 @@ class SlotState(Generic[A]):
             slots, indices, blocks = (on_device["block_updates"][at::BLOCK_UPDATE_WIDTH] for at in range(3))
             self.block_tables[self._arrays.widen(slots), self._arrays.widen(indices)] = blocks
 
+    def take_keys(self, slot_rows: NDArray[np.int32]) -> None:
+        """What the host remembers of the `slot_rows` section."""
+        rows = slot_rows.reshape(-1, len(SLOT_ROW))
+        slots = rows[:, _COLUMN["slot"]]
+        self.keys[slots] = join_int64(rows[:, _COLUMN["key_low"] : _COLUMN["key_high"] + 1].ravel())
+        self.num_logprobs[slots] = rows[:, _COLUMN["num_logprobs"]]
+
     def resolve_tokens(self, input_ids: A) -> A:
         """int32 [n] token ids, with each -1 - slot replaced by that slot's last token."""
         is_reference = input_ids < 0
@@ -63,10 +70,7 @@ class SlotState(Generic[A]):
         return self._arrays.where(is_reference, self.last_tokens[slots], input_ids)
 
     def _update_slots(self, host_rows: NDArray[np.int32], device_rows: A) -> None:
-        host_rows = host_rows.reshape(-1, len(SLOT_ROW))
-        host_slots = host_rows[:, _COLUMN["slot"]]
-        self.keys[host_slots] = join_int64(host_rows[:, _COLUMN["key_low"] : _COLUMN["key_high"] + 1].ravel())
-        self.num_logprobs[host_slots] = host_rows[:, _COLUMN["num_logprobs"]]
+        self.take_keys(host_rows)
 
         def column(name: str) -> A:
             found: A = device_rows[_COLUMN[name] :: len(SLOT_ROW)]

@@ -26,7 +26,8 @@ class StagingRing:
         self._streams = streams
         self._pairs = [self._allocate(_FIRST_SIZE) for _ in range(depth)]
         self._copied: list[Event | None] = [None] * depth  # the host's buffer may be filled again
-        self._used: list[Event | None] = [None] * depth  # the device's may
+        # The device's may: at first when it is past what its memory was before.
+        self._used: list[Event] = [streams.mark()] * depth
         self._last: int | None = None
 
     def stage(self, step_id: int, payload: NDArray[np.int32]) -> tuple[NDArray[np.int32], Tensor]:
@@ -39,6 +40,7 @@ class StagingRing:
             copied.synchronize()  # long past in steady state: `depth` steps have gone by
         if self._pairs[at][0].numel() < payload.size:
             self._pairs[at] = self._allocate(2 * payload.size)
+            self._used[at] = self._streams.mark()
         on_host, on_device = (buffer[: payload.size] for buffer in self._pairs[at])
         host: NDArray[np.int32] = on_host.numpy()
         host[:] = payload

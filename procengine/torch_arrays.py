@@ -28,6 +28,8 @@ __all__ = ["TorchArrays"]
 class TorchArrays:
     """Arrays[Tensor]."""
 
+    memory_errors: tuple[type[Exception], ...] = (torch.OutOfMemoryError, MemoryError)
+
     def __init__(
         self, device: torch.device, operations: Operations = TORCH_OPERATIONS, streams: Streams | None = None
     ) -> None:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from procengine.decode_graphs import DecodeGraphs
 from procengine.device_streams import Streams
-from procengine.executor import ForwardBatch
+from procengine.executor import Executor, ForwardBatch
 from procengine.kernels.attention import AttentionMetadata, Rotation
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
 from procengine.models.decoder import AttentionCallback, Decoder
+from procengine.nvtx_executor import NvtxExecutor
 from procengine.torch_arrays import TorchArrays
 
 __all__ = ["TorchExecutor", "TorchModel"]
@@ -28,18 +29,20 @@ logger = logging.getLogger(__name__)
 class TorchModel:
     """A `Decoder` as runners see it. `graph_sizes`: decode batches that are captured as graphs (`decode_graphs`)."""
 
-    def __init__(self, model: Decoder, graph_sizes: tuple[int, ...] = ()) -> None:
-        self._model = model
-        self._graph_sizes = graph_sizes
+    def __init__(self, model: Decoder, graph_sizes: tuple[int, ...] = (), *, nvtx: bool = False) -> None:
+        self.model = model
+        self._nvtx = nvtx
+        self.graph_sizes = graph_sizes
         self.arrays = TorchArrays(model.device, model.operations)
         names = {f"{name}_backend": backend for name, backend in model.operations.names.items()}
         self.facts: dict[str, int | float | str] = {"kernels": "torch", **names, "quantization": model.quantization}
 
-    def open(self, cache: KVTensors[Tensor]) -> TorchExecutor:
-        return TorchExecutor(self._model, cache, self.arrays.streams, self._graph_sizes)
+    def open(self, cache: KVTensors[Tensor]) -> Executor[Tensor]:
+        executor = TorchExecutor(self.model, cache, self.arrays.streams, self.graph_sizes)
+        return NvtxExecutor(executor) if self._nvtx else executor
 
     def encode(self, input_ids: Tensor, positions: Tensor, query_start_loc: Tensor, max_query_len: int) -> Tensor:
-        model, ops = self._model, self._model.operations
+        model, ops = self.model, self.model.operations
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
             if rotation is not None:

@@ -218,6 +218,7 @@ class ClientDoor:
                 self._child.epoch,
                 hello.mark,
                 config.model.head.labels if config.model.head else (),
+                config.group.instance,
             ),
         )
 

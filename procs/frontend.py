@@ -38,6 +38,7 @@ from procengine.messages import (
     RetireWorker,
     Shutdown,
     Stays,
+    StepFailed,
     TakeRecord,
     TextStop,
     WorkerLost,
@@ -128,6 +129,9 @@ class Frontend:
             self._strays.drop("results", f"there is no worker {header.rank}")
         elif isinstance(header, WorkerReady):
             self._on_worker_ready(header)
+        elif isinstance(header, StepFailed):
+            if self._steps is not None and epoch_of(header.step_id) == self._child.epoch:
+                self._steps.fail_step(header)
         elif epoch_of(header.step_id) == self._child.epoch:  # else of a step that our predecessor sent
             if self._steps is None or not self._steps.expects(header):
                 self._strays.drop("results", f"nobody waits for a result of step {header.step_id}")

@@ -43,6 +43,7 @@ from procengine.messages import (
     Resync,
     RetireWorker,
     Shutdown,
+    StepFailed,
     TakeRecord,
     TextStop,
     WorkerLost,
@@ -58,7 +59,7 @@ from procengine.profiling.records import FINISH_CODES, RecordKind
 from procengine.profiling.span_ring import NOBODY
 from procengine.stray_frames import StrayFrames
 from procengine.tokenizer import Tokenizer
-from procengine.workflows import WORKFLOWS, load_part
+from procengine.workflows import find_workflow, load_part
 
 __all__ = ["main"]
 
@@ -83,7 +84,7 @@ class Output:
         self._num_flushes = 0
         tokenizer = Tokenizer.load(child.config.model.tokenizer_path)
         self._postprocessors: dict[str, Postprocessor] = {
-            name: load_part(WORKFLOWS[name].postprocess)(tokenizer) for name in child.config.model.workflows
+            name: load_part(find_workflow(name).postprocess)(tokenizer) for name in child.config.model.workflows
         }
         self._first_key = 0  # smaller ones are of frontends that are gone
         # For a while after a death: a text that kills this process is found by what it was at work on (OutputSuspects).
@@ -177,7 +178,7 @@ class Output:
         except ProtocolError as error:
             self._strays.drop(socket, error)
             return
-        if isinstance(header, WorkerReady):
+        if isinstance(header, (StepFailed, WorkerReady)):  # for the frontend
             return
         decoded_ns = time.monotonic_ns()
         gaps = self._postprocessors[header.workflow].take_result(header, np.frombuffer(frames[1], np.int32))

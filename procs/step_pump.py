@@ -15,7 +15,7 @@ import numpy as np
 
 from procengine.child import Child
 from procengine.engine import Engine
-from procengine.messages import EmbedResult, RetireWorker, StepResult, WorkerHung, WorkerRetired, encode
+from procengine.messages import EmbedResult, RetireWorker, StepFailed, StepResult, WorkerHung, WorkerRetired, encode
 from procengine.pipeline import NextPlan, Pipeline, PlannedStep
 from procengine.procs.output_link import OutputLink
 from procengine.procs.worker_links import WorkerLinks
@@ -110,6 +110,15 @@ class StepPump:
         self._stats.forget(rank)
         for finish in self._engine.lose_worker(rank, epoch):
             self._to_output.send(finish)
+
+    def fail_step(self, failed: StepFailed) -> None:
+        """A worker had not the memory for a step: that costs the step's requests, and the others a new beginning."""
+        if self._engine.pipelines[failed.rank].epoch != failed.epoch:
+            return
+        self._stats.forget(failed.rank)
+        for finish in self._engine.fail_step(failed):
+            self._to_output.send(finish)
+        self._to_workers.begin_again(failed.rank, self._child.epoch)
 
     def retire_worker(self, message: RetireWorker) -> None:
         """Send it no more steps; `take_retired` says when what it has is back."""

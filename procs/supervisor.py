@@ -12,24 +12,23 @@ metrics process, and without no other.
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import zmq
 
 from procengine import ipc
-from procengine.child_process import ChildProcess, write_log, write_to
+from procengine.announcements import Announcements, announce
+from procengine.child_process import ChildProcess, write_log
 from procengine.children import Children
 from procengine.client_listeners import ClientListeners
 from procengine.config import EngineConfig
 from procengine.crash.writer import CrashWriter
 from procengine.errors import ConfigError, ProcengineError
-from procengine.group_description import describe_group
 from procengine.group_listeners import GroupListeners
 from procengine.group_status import GroupStatus
 from procengine.hung_children import HungChildren
@@ -57,16 +56,14 @@ from procengine.messages import (
     encode,
 )
 from procengine.paths import socket_path
-from procengine.poll_loop import PollLoop, Timer, signals_as_descriptor
+from procengine.poll_loop import PollLoop, signals_as_descriptor
 from procengine.restarts import Restarts
-from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs, write_description
+from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs
 from procengine.stray_frames import StrayFrames
 
 __all__ = ["main", "run_group"]
 
-_STDOUT = 1
 _STOP_GRACE_S = 5.0
-_STATUS_WAIT_S = 1.0
 _LAST_WORDS_S = 0.3
 _OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
 _LAST_ROLES = ("frontend", "worker", "metrics", "api")  # to end when the output process has sent its last texts
@@ -84,14 +81,12 @@ class Supervisor:
 
     def __init__(self, config: EngineConfig, run_dir: Path, launcher_fd: int | None, signal_fd: int) -> None:
         self._config = config
-        self._run_dir = run_dir
         self._launcher_fd = launcher_fd
         self._signal_fd = signal_fd
         self._strays = StrayFrames("supervisor")
         self._state = "starting"
         self._started_s = time.monotonic()
         self._error: str | None = None
-        self._facts: dict[str, dict[str, int | float | str]] = {}
         self._drained = Drained()
         self._end_askers: list[bytes] = []
         self._clients = ClientListeners(config)
@@ -100,10 +95,14 @@ class Supervisor:
         self._context = ipc.make_context()
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
         self._children = Children(config, self._control, self._clients.fds | self._listeners.fds)
-        self._status = GroupStatus(config, self._children, self._control, self._started_s)
         self._restarts = Restarts(config.group, self._children, self._control)
-        self._status_timer = Timer(0.0, self._answer_status)
+        self._announcements = Announcements(
+            config, self._children, self._urls, self._started_s, is_private=launcher_fd is not None
+        )
         self._loop = PollLoop()
+        self._status = GroupStatus(
+            config, self._children, self._control, self._loop, lambda: self._state, self._started_s
+        )
         self._hung = HungChildren(self._children, self._loop, config.group.step_timeout_s)
         self._crashes = CrashWriter(config, self._children, self._control, self._loop)
         self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
@@ -142,34 +141,28 @@ class Supervisor:
 
     def _on_ready(self, child: ChildProcess, message: Ready) -> None:
         child.is_ready = True
-        self._facts[child.name] = message.facts
+        self._announcements.note(child, message.facts)
         if self._state == "starting" and self._children.all_ready:
-            description = self._describe()
-            try:
-                write_description(self._run_dir, description)
-            except ConfigError as error:
-                self._fail(str(error))
-                return
-            self._state = "ready"
-            self._deadline.cancel()
-            self._hung.watch()
-            _say({"event": "ready", **description})
+            self._become_ready()
         elif child.epoch:
             self._restarts.tell_news(child)
-            try:
-                write_description(self._run_dir, self._describe())
-            except ConfigError as error:
-                write_log(f"procengine: {error}; the group goes on\n")
+            self._announcements.changed()
             self._restarts.finish(child)
-            _say({"event": "restarted", "process": child.name, "pid": child.pid})
+            announce({"event": "restarted", "process": child.name, "pid": child.pid})
 
-    def _describe(self) -> dict[str, Any]:
-        is_private = self._launcher_fd is not None
-        return {
-            **({"tcp": self._clients.endpoint} if self._clients.endpoint else {}),
-            **describe_group(self._config, self._children, self._facts, self._listeners.urls, is_private=is_private),
-            "ready_s": round(time.monotonic() - self._started_s, 2),
-        }
+    def _become_ready(self) -> None:
+        try:
+            self._announcements.ready()
+        except ConfigError as error:
+            self._fail(str(error))
+            return
+        self._state = "ready"
+        self._deadline.cancel()
+        self._hung.watch()
+
+    def _urls(self) -> dict[str, str]:
+        tcp = {"tcp": self._clients.endpoint} if self._clients.endpoint else {}
+        return {**tcp, **self._listeners.urls}
 
     # --- events
 
@@ -192,7 +185,7 @@ class Supervisor:
             case WriteRecord():
                 self._crashes.on_demand(asker)
             case GetStatus():
-                self._on_status_asked(asker)
+                self._status.ask(asker)
             case Restart(name, timeout_s):
                 self._restarts.ask(asker, name, timeout_s)
                 if self._state != "ready":
@@ -228,17 +221,8 @@ class Supervisor:
     def _on_stats(self, identity: bytes, stats: ChildStats) -> None:
         if stats.query_id == LIVENESS_QUERY:
             self._hung.take_answer(identity)
-        elif self._status.take(identity, stats):
-            self._answer_status()
-
-    def _on_status_asked(self, asker: bytes) -> None:
-        if not self._status.is_asking:
-            self._status_timer = self._loop.call_at(time.monotonic() + _STATUS_WAIT_S, self._answer_status)
-        self._status.ask(asker)
-
-    def _answer_status(self) -> None:
-        self._status_timer.cancel()
-        self._status.answer(self._state)
+        else:
+            self._status.take(identity, stats)
 
     def _on_signal(self) -> None:
         os.read(self._signal_fd, 4096)
@@ -360,7 +344,7 @@ class Supervisor:
         write_log(f"procengine: {error}\n")
         if self._state == "starting":
             self._state = "gone"
-            _say({"event": "failed", "error": error})
+            announce({"event": "failed", "error": error})
         else:
             self._stop(error.split("\n", 1)[0])
 
@@ -384,6 +368,8 @@ def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:
     Raises:
         ConfigError: a group of that name is running.
     """
+    group = msgspec.structs.replace(config.group, instance=secrets.randbits(52) + 1)
+    config = msgspec.structs.replace(config, group=group)
     run_dir = Path(config.group.run_dir)
     sweep_stale_dirs(run_dir.parent)
     lock_fd = claim_run_dir(run_dir)
@@ -393,12 +379,6 @@ def run_group(config: EngineConfig, launcher_fd: int | None = None) -> int:
     finally:
         remove_run_dir(run_dir)
         os.close(lock_fd)
-
-
-def _say(event: dict[str, Any]) -> None:
-    """One JSON line on stdout."""
-    if not write_to(_STDOUT, json.dumps(event) + "\n"):
-        write_log(f"procengine: nobody could be told: {event['event']}\n")
 
 
 def main() -> int:
@@ -412,7 +392,7 @@ def main() -> int:
     try:
         return run_group(config, args.launcher_fd)
     except ProcengineError as error:
-        _say({"event": "failed", "error": str(error)})
+        announce({"event": "failed", "error": str(error)})
         return 1
 
 

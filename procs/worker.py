@@ -30,6 +30,7 @@ from procengine.messages import (
     EmbedInput,
     Query,
     Shutdown,
+    StepFailed,
     StepInput,
     WorkerReady,
     decode_from_supervisor,
@@ -38,6 +39,7 @@ from procengine.messages import (
 from procengine.numbering import epoch_of
 from procengine.profiling.records import RecordKind
 from procengine.profiling.span_ring import SpanWriter
+from procengine.step_memory import StepMemoryError
 from procengine.step_output import EmbedOutput, StepOutput, WorkerIdentity
 from procengine.stray_frames import StrayFrames
 
@@ -73,7 +75,7 @@ def main(child: Child) -> None:
     """Load the model, say so, run steps until told to stop."""
     identity = WorkerIdentity(child.rank, child.epoch)
     steps: queue.SimpleQueue[Step | Begin | None] = queue.SimpleQueue()
-    outputs: queue.SimpleQueue[Output | WorkerReady | None] = queue.SimpleQueue()
+    outputs: queue.SimpleQueue[Output | StepFailed | WorkerReady | None] = queue.SimpleQueue()
     step_socket = ipc.bind(child.context, zmq.PULL, child.endpoint(f"steps-{child.rank}"))
     device = _open_device(child)
 
@@ -104,34 +106,51 @@ def _device_loop(
     device: _Device,
     identity: WorkerIdentity,
     steps: queue.SimpleQueue[Step | Begin | None],
-    outputs: queue.SimpleQueue[Output | WorkerReady | None],
+    outputs: queue.SimpleQueue[Output | StepFailed | WorkerReady | None],
     spans: SpanWriter,
 ) -> None:
     rank, epoch = identity.rank, identity.epoch
+    has_failed = False  # in a step; those behind it go on from what it did not do
     while (step := steps.get()) is not None:
         if isinstance(step, Begin):
             device.forget_slots()
             outputs.put(WorkerReady(rank, epoch, device.num_blocks))
-            continue
-        header, payload, received_ns, decoded_ns = step
-        num_tokens = header.num_tokens
-        for output in device.run(header, payload):
-            outputs.put(output)
-            num_rows, micro_step, times = output.keys.size, output.micro_step, output.times
-            spans.record(
-                _STEP_RUN,
-                header.step_id,
-                rank,
-                epoch,
-                micro_step,
-                received_ns,
-                decoded_ns,
-                *times,
-                num_rows,
-                num_tokens,
-            )
-            received_ns = decoded_ns = times.done_ns
-            num_tokens = num_rows  # of the next pass, if there is one: it may have fewer
+            has_failed = False
+        elif not has_failed:
+            try:
+                _run_step(device, identity, step, outputs, spans)
+            except StepMemoryError as error:
+                outputs.put(StepFailed(rank, epoch, step.header.step_id, list(error.keys), str(error)))
+                has_failed = True
+
+
+def _run_step(
+    device: _Device,
+    identity: WorkerIdentity,
+    step: Step,
+    outputs: queue.SimpleQueue[Output | StepFailed | WorkerReady | None],
+    spans: SpanWriter,
+) -> None:
+    rank, epoch = identity.rank, identity.epoch
+    header, payload, received_ns, decoded_ns = step
+    num_tokens = header.num_tokens
+    for output in device.run(header, payload):
+        outputs.put(output)
+        num_rows, micro_step, times = output.keys.size, output.micro_step, output.times
+        spans.record(
+            _STEP_RUN,
+            header.step_id,
+            rank,
+            epoch,
+            micro_step,
+            received_ns,
+            decoded_ns,
+            *times,
+            num_rows,
+            num_tokens,
+        )
+        received_ns = decoded_ns = times.done_ns
+        num_tokens = num_rows  # of the next pass, if there is one: it may have fewer
 
 
 def _receive_steps(socket: zmq.Socket[bytes], steps: queue.SimpleQueue[Step | Begin | None], epoch: int) -> None:
@@ -161,7 +180,7 @@ def _receive_steps(socket: zmq.Socket[bytes], steps: queue.SimpleQueue[Step | Be
 
 
 def _send_outputs(
-    outputs: queue.SimpleQueue[Output | WorkerReady | None],
+    outputs: queue.SimpleQueue[Output | StepFailed | WorkerReady | None],
     identity: WorkerIdentity,
     to_frontend: zmq.Socket[bytes],
     to_output: zmq.Socket[bytes],
@@ -170,7 +189,7 @@ def _send_outputs(
     clock = time.monotonic_ns
     while (output := outputs.get()) is not None:
         woken_ns = clock()
-        if isinstance(output, WorkerReady):
+        if isinstance(output, (StepFailed, WorkerReady)):
             to_frontend.send(encode(output))
             continue
         values: Any = output.wait()  # of the output's own kind

@@ -26,8 +26,12 @@ class WorkerLinks:
 
     def begin(self, epoch: int) -> None:
         """Tell all workers that the steps from here on are those of a new frontend."""
-        for socket in self._sockets:
-            socket.send(encode(Begin(epoch)))
+        for rank in range(len(self._sockets)):
+            self.begin_again(rank, epoch)
+
+    def begin_again(self, rank: int, epoch: int) -> None:
+        """Tell one that failed in a step the same, by the frontend that it has."""
+        self._sockets[rank].send(encode(Begin(epoch)))
 
     def send(self, rank: int, frames: ipc.Frames) -> None:
         """A step."""

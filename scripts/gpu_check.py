@@ -97,6 +97,18 @@ def _part(part: str, args: argparse.Namespace) -> Callable[..., None]:
             from gpu_checks.steps import check_steps
 
             return check_steps
+        case "quantized":
+            from gpu_checks.quantized import check_quantized
+
+            return check_quantized
+        case "peer":
+            from gpu_checks.peer import check_peer
+
+            return check_peer
+        case "group":
+            from gpu_checks.group import check_group
+
+            return check_group
         case _:
             raise ValueError(f"no such part: {part}")
 

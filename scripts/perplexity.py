@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from procengine.config import DType, ModelConfig, Quantization
+from procengine.config import KVCacheDType, ModelConfig, Quantization
 from procengine.executor import Model
 from procengine.kernels.native.library import set_num_threads
 from procengine.kv_tensors import KVTensors
@@ -39,7 +39,7 @@ from procengine.torch_executor import TorchModel
 QUANTIZATIONS = {"stored": "stored", "int8": "int8", "int4": "int4", "bf16": "none"}
 
 
-def load(config: ModelConfig, precision: str, kv_dtype: DType, threads: int) -> Model[Any]:
+def load(config: ModelConfig, precision: str, kv_dtype: KVCacheDType, threads: int) -> Model[Any]:
     if precision == "float32":
         torch.set_num_threads(threads)
         return TorchModel(load_model(config, torch.float32, "cpu", progress=False))
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20480)
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--precisions", default="float32,stored,int8,bf16")
-    parser.add_argument("--kv-cache-dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--kv-cache-dtype", choices=("bfloat16", "float32", "int8"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     set_num_threads(args.threads)

@@ -57,7 +57,11 @@ export class Client {
   }
 
   async #connect(endpoint) {
-    this.#frontend = new Link(endpoint, this.#routingId, (it) => this.#receive(it), () => this.#onDisconnect());
+    const onAnswer = (message) => {
+      if (this.#silence) this.#silence = clearTimeout(this.#silence); // outputs may come from a group without frontend
+      this.#receive(message);
+    };
+    this.#frontend = new Link(endpoint, this.#routingId, onAnswer, () => this.#onDisconnect());
     const welcomed = this.#next("welcome");
     this.#frontend.send("hello", VERSION);
     this.welcome = await this.#inTime(welcomed);
@@ -145,7 +149,6 @@ export class Client {
   }
 
   #receive([tag, ...fields]) {
-    if (this.#silence) this.#silence = clearTimeout(this.#silence);
     if (tag === "outputs") for (const item of fields[0]) this.#takeItem(item);
     else if (tag === "lost") this.#takeLost(fields);
     else if (tag === "received") this.#takeReceived(fields);
@@ -206,7 +209,10 @@ export class Client {
   }
 
   /** Answers to a `hello` with a mark: what was sent before and is not known to this frontend died with another. */
-  #takeWelcome({ epoch, mark }) {
+  #takeWelcome({ epoch, mark, instance }) {
+    if (this.welcome && instance !== this.welcome.instance) {
+      return this.#failAll(new GroupError("engine_dead", "another group has taken the place of this one"));
+    }
     this.#epoch = Math.max(this.#epoch, epoch);
     for (const request of [...this.#requests.values()]) {
       if (request.epoch < epoch && request.number < mark) this.#lose(request, epoch, "the frontend died");
@@ -257,8 +263,10 @@ export class Client {
 }
 
 const readWelcome = ([version, group, model, outputEndpoint, maxModelLen, vocabSize, workflows, maxRequestBytes,
-  toolCallParser = "none", epoch = 0, mark = 0]) => ({
+  toolCallParser = "none", epoch = 0, mark = 0, labels = [],
+  instance = 0]) => ({
   version, group, model, outputEndpoint, maxModelLen, vocabSize, workflows, maxRequestBytes, toolCallParser, epoch, mark,
+  labels, instance,
 });
 
 const readStats = ([values]) => ({ values });

@@ -18,7 +18,7 @@ from procengine.kernels.attention.metadata import AttentionMetadata
 from procengine.kernels.kv_cache import native as kv_cache
 from procengine.kernels.native import library
 from procengine.kernels.native.arguments import argument_structure
-from procengine.kernels.native.torch_dtypes import DTYPES
+from procengine.kernels.native.torch_dtypes import DTYPES, KV_CACHE_DTYPES
 
 __all__ = ["paged_attention", "varlen_attention", "why_not"]
 
@@ -54,7 +54,8 @@ def paged_attention(
     """As the reference, from a cache that the native `write_kv` filled: within a block the order is its own.
 
     q: [T, H, D], float32 or bfloat16, and may be a slice of the fused q|k|v projection; k_cache, v_cache: contiguous,
-    float32 or bfloat16, not necessarily of q's dtype. Returns [T, H, D] in q's dtype.
+    float32 or bfloat16, not necessarily of q's dtype, or int8 ([num_blocks, block_size, Hkv, D + 4]), which queries are
+    rounded to meet. Returns [T, H, D] in q's dtype.
     """
     return _attend(
         q,
@@ -121,6 +122,7 @@ def _attend(
     reason = why_not(num_heads, num_kv_heads, head_dim, block_size, k_cache.dtype)
     assert reason is None, reason
     assert v_cache.shape == k_cache.shape
+    assert kv_cache.head_dim_of(k_cache) == head_dim
     assert v_cache.dtype == k_cache.dtype
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
@@ -150,7 +152,7 @@ def _attend(
         sliding_window=sliding_window or 0,
         is_causal=causal,
         q_dtype=DTYPES[q.dtype],
-        kv_dtype=DTYPES[k_cache.dtype],
+        kv_dtype=KV_CACHE_DTYPES[k_cache.dtype],
         num_threads=library.num_threads(),
         scale=scale,
     )

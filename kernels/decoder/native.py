@@ -19,12 +19,12 @@ from procengine.errors import ConfigError
 from procengine.kernels.decoder.limits import DecoderSizes, why_not
 from procengine.kernels.linear.packed import PackedMatrix
 from procengine.kernels.native import library
-from procengine.kernels.native.arguments import BFLOAT16, FLOAT_IDS, address
+from procengine.kernels.native.arguments import KV_CACHE_IDS, address
 
 __all__ = ["BoundDecoder", "Decoder", "DecoderLayer"]
 
 _ALIGNMENT = 64
-_KV_DTYPES = (np.dtype(np.float32), BFLOAT16)
+_INT8_SCALE_BYTES = 4
 
 Array = NDArray[Any]
 Float32s = NDArray[np.float32]
@@ -147,7 +147,8 @@ class Decoder:
 
     def bind(self, keys: Sequence[Array], values: Sequence[Array]) -> BoundDecoder:
         """The forward pass over a paged cache: of each layer [num_blocks, block_size, Hkv, D], contiguous, float32 or,
-        as uint16, bfloat16. The order of elements in a block is the kernels' own."""
+        as uint16, bfloat16, or [num_blocks, block_size, Hkv, D + 4] of int8. The order of elements in a block is the
+        kernels' own."""
         return BoundDecoder(self, keys, values)
 
     def run(self, step: _Step) -> None:
@@ -185,12 +186,14 @@ class BoundDecoder:
 
     def __init__(self, decoder: Decoder, keys: Sequence[Array], values: Sequence[Array]) -> None:
         first = keys[0]
-        block_size, (num_kv_heads, head_dim) = first.shape[1], first.shape[2:]
+        assert first.dtype in KV_CACHE_IDS
+        block_size, (num_kv_heads, width) = first.shape[1], first.shape[2:]
+        head_dim = width - _INT8_SCALE_BYTES if first.dtype == np.int8 else width
         reason = why_not(decoder.sizes, block_size)
         if reason is not None:
             raise ConfigError(f"the native decoder cannot use this cache: {reason}")
         assert (num_kv_heads, head_dim) == (decoder.sizes.num_kv_heads, decoder.sizes.head_dim)
-        assert first.dtype in _KV_DTYPES
+        assert first.dtype != np.int8 or head_dim % 4 == 0
         for array in (*keys, *values):
             assert (array.dtype, array.shape) == (first.dtype, first.shape)
             assert array.flags.c_contiguous
@@ -202,7 +205,7 @@ class BoundDecoder:
             keys=ctypes.addressof(self._keys),
             values=ctypes.addressof(self._values),
             block_size=block_size,
-            kv_dtype=FLOAT_IDS[first.dtype],
+            kv_dtype=KV_CACHE_IDS[first.dtype],
         )
 
     def forward(

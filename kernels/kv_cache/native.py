@@ -15,12 +15,13 @@ from torch import Tensor
 
 from procengine.kernels.native import library
 from procengine.kernels.native.arguments import address, argument_structure
-from procengine.kernels.native.torch_dtypes import DTYPES
+from procengine.kernels.native.torch_dtypes import DTYPES, KV_CACHE_DTYPES
 from procengine.kernels.rope import RotaryTable
 
-__all__ = ["rotate_and_write_kv", "why_not", "write_kv"]
+__all__ = ["head_dim_of", "rotate_and_write_kv", "why_not", "write_kv"]
 
 _MAX_HEAD_DIM = 512
+_INT8_SCALE_BYTES = 4
 
 _Arguments = argument_structure(
     "KVWriteArgs",
@@ -33,8 +34,10 @@ _Arguments = argument_structure(
 
 def why_not(head_dim: int, block_size: int, dtype: torch.dtype) -> str | None:
     """Why these kernels cannot have such a cache; None where they can."""
-    if dtype not in DTYPES:
-        return f"a KV cache of {dtype} is not supported; there are float32 and bfloat16"
+    if dtype not in KV_CACHE_DTYPES:
+        return f"a KV cache of {dtype} is not supported; there are float32, bfloat16 and int8"
+    if dtype == torch.int8 and head_dim % 4:
+        return f"head_dim must be a multiple of 4 for a KV cache of int8, not {head_dim}"
     if head_dim % 2 or not 2 <= head_dim <= _MAX_HEAD_DIM:
         return f"head_dim must be even and at most {_MAX_HEAD_DIM}, not {head_dim}"
     if block_size % 2:
@@ -42,8 +45,16 @@ def why_not(head_dim: int, block_size: int, dtype: torch.dtype) -> str | None:
     return None
 
 
+def head_dim_of(cache: Tensor) -> int:
+    """D of a cache of any dtype."""
+    return cache.shape[3] - _INT8_SCALE_BYTES if cache.dtype == torch.int8 else cache.shape[3]
+
+
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """As the reference, but that only the native attention can read the cache, whose dtype need not be k's."""
+    """As the reference, but that only the native attention can read the cache, whose dtype need not be k's.
+
+    An int8 cache is [num_blocks, block_size, Hkv, D + 4]: what it keeps is `reference.quantize`d, and has its scale.
+    """
     _write(_arguments(k, v, k_cache, v_cache, slot_mapping))
 
 
@@ -87,7 +98,7 @@ def rotate_and_write_kv(
 
 
 def _arguments(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> Any:
-    block_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    block_size, num_kv_heads, head_dim = *k_cache.shape[1:3], head_dim_of(k_cache)
     reason = why_not(head_dim, block_size, k_cache.dtype)
     assert reason is None, reason
     assert k.dtype in DTYPES
@@ -112,7 +123,7 @@ def _arguments(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapp
         head_dim=head_dim,
         block_size=block_size,
         dtype=DTYPES[k.dtype],
-        kv_dtype=DTYPES[k_cache.dtype],
+        kv_dtype=KV_CACHE_DTYPES[k_cache.dtype],
     )
 
 

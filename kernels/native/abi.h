@@ -18,7 +18,7 @@
 namespace pe {
 
 // Numbers are part of the ABI: `library.py` mirrors them.
-enum DType : int32_t { F32 = 0, BF16 = 1, F16 = 2 };
+enum DType : int32_t { F32 = 0, BF16 = 1, F16 = 2, INT8 = 3 };  // INT8: of a KV cache alone
 
 struct bf16 {
     uint16_t bits;

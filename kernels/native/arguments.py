@@ -12,11 +12,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BFLOAT16", "FLOAT_IDS", "address", "argument_structure", "to_float32"]
+__all__ = ["BFLOAT16", "FLOAT_IDS", "KV_CACHE_IDS", "address", "argument_structure", "to_float32"]
 
 # numpy has no bfloat16: an array of such numbers is one of their bits.
 BFLOAT16: Final = np.dtype(np.uint16)
 FLOAT_IDS: Final = {np.dtype(np.float32): 0, BFLOAT16: 1, np.dtype(np.float16): 2}  # `pe::DType`
+KV_CACHE_IDS: Final = {np.dtype(np.float32): 0, BFLOAT16: 1, np.dtype(np.int8): 3}  # the same, of caches
 
 
 def address(array: NDArray[Any]) -> int:

@@ -2,7 +2,9 @@
 //
 // Query tokens are packed row after row; those of a row are the last positions of its context. Keys and values are read
 // where they lie, through the row's block table, in the layout of kv_cache.h. Scores, softmax and sums are float32; on AVX-512 a bfloat16 cache is
-// multiplied in bfloat16 (queries and probabilities are rounded to it), everything else in float32.
+// multiplied in bfloat16 (queries and probabilities are rounded to it), everything else in float32. For an INT8 cache
+// queries are rounded to int8 too, with a scale for each head, and scores are products of integers; values are widened
+// (to bfloat16 on AVX-512, else to float32).
 //
 // A query's result depends on its context alone, bit by bit: not on the rows it is batched with, on how its prompt was
 // cut into chunks, or on the number of threads. Contexts are therefore cut at fixed positions (ATTENTION_PARTITION),
@@ -39,7 +41,7 @@ struct AttentionArgs {
     int32_t sliding_window;  // a query at p sees p - sliding_window + 1 .. p; 0: everything up to p
     int32_t is_causal;       // 0: a query sees its whole context
     int32_t q_dtype;         // of q and out: F32 or BF16
-    int32_t kv_dtype;        // F32 or BF16
+    int32_t kv_dtype;        // F32, BF16 or INT8
     int32_t num_threads;     // that the work is cut for
     float scale;             // above 0
 };

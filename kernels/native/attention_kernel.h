@@ -9,6 +9,7 @@
 #pragma once
 
 #include "attention_kernels.h"
+#include "kv_cache.h"
 #include "vector.h"
 
 namespace pe {
@@ -72,6 +73,71 @@ struct PairUnit {
 };
 #endif
 
+// Four dimensions of a key as unsigned bytes (128 more than what they stand for), and of a query as signed ones. The sums
+// are integers in the lanes of a float vector, exact and alike whatever the instruction set.
+struct ByteUnit {
+    static constexpr int STEP = 4;
+#if defined(__AVX512VNNI__)
+    static constexpr int PACKED = 1;
+
+    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) {
+        const __m512i four = _mm512_set1_epi32(bit_cast<int32_t>(*a));
+        return bit_cast<f32v>(_mm512_dpbusd_epi32(bit_cast<__m512i>(sum), bit_cast<__m512i>(b), four));
+    }
+    PE_ALWAYS_INLINE static void put(float* to, int64_t i, int32_t q) {
+        reinterpret_cast<int8_t*>(to)[i] = static_cast<int8_t>(q);
+    }
+#elif defined(__AVX2__)
+    static constexpr int PACKED = 2;  // pairs of 16 bits: dimensions 0 and 2, 1 and 3
+
+    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) {
+        const __m256i even = bit_cast<__m256i>(b & 0x00ff00ffu), odd = _mm256_srli_epi16(bit_cast<__m256i>(b), 8);
+        __m256i total = bit_cast<__m256i>(sum);
+        total = _mm256_add_epi32(total, _mm256_madd_epi16(even, _mm256_set1_epi32(bit_cast<int32_t>(a[0]))));
+        total = _mm256_add_epi32(total, _mm256_madd_epi16(odd, _mm256_set1_epi32(bit_cast<int32_t>(a[1]))));
+        return bit_cast<f32v>(total);
+    }
+    PE_ALWAYS_INLINE static void put(float* to, int64_t i, int32_t q) {
+        reinterpret_cast<int16_t*>(to)[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = static_cast<int16_t>(q);
+    }
+#else
+    static constexpr int PACKED = 4;
+
+    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) {
+        i32v total = bit_cast<i32v>(sum);
+        for (int i = 0; i < 4; ++i)
+            total += bit_cast<i32v>((b >> (8 * i)) & 0xffu) * bit_cast<int32_t>(a[i]);
+        return bit_cast<f32v>(total);
+    }
+    PE_ALWAYS_INLINE static void put(float* to, int64_t i, int32_t q) { to[i] = bit_cast<float>(q); }
+#endif
+};
+
+// What caches hold: keys and values as they are multiplied, or bytes with a scale for each key and value. Values of bytes
+// are widened, a tile at a time, into what is multiplied fastest.
+
+struct FloatCache {
+    static constexpr bool HAS_SCALES = false;
+    using Keys = FloatUnit;
+    using Values = FloatUnit;
+};
+
+struct PairCache {
+    static constexpr bool HAS_SCALES = false;
+    using Keys = PairUnit;
+    using Values = PairUnit;
+};
+
+struct ByteCache {
+    static constexpr bool HAS_SCALES = true;
+    using Keys = ByteUnit;
+#if defined(__AVX512BF16__)
+    using Values = PairUnit;
+#else
+    using Values = FloatUnit;
+#endif
+};
+
 PE_ALWAYS_INLINE u32v load_units(const uint32_t* from) {
     u32v v;
     std::memcpy(&v, from, sizeof v);
@@ -120,16 +186,20 @@ struct Sizes {
     int64_t group;         // query heads to a kv head
     int64_t query_tokens;  // of an item
     int64_t key_units;     // of a query or key
+    int64_t head_units;    // of a head of a block in the cache, for keys as for values
     int64_t padded_dim;    // head_dim in whole vectors
     bool is_whole_dim;
     int64_t state_stride;  // floats of a row's state: LANES partial sums of probabilities, then the weighted values
 
-    template <typename Unit>
+    template <typename Cache>
     static Sizes of(const AttentionArgs& args) {
+        using Unit = typename Cache::Keys;
         const int64_t group = args.num_heads / args.num_kv_heads;
         const int64_t padded_dim = round_up(args.head_dim, LANES);
         const int64_t tokens = MAX_ROWS / group;
-        return {group, tokens > ROWS ? tokens / ROWS * ROWS : tokens, ceil_div(args.head_dim, Unit::STEP), padded_dim,
+        const int64_t head_units = args.block_size / Unit::STEP * args.head_dim;
+        return {group, tokens > ROWS ? tokens / ROWS * ROWS : tokens, ceil_div(args.head_dim, Unit::STEP),
+                Cache::HAS_SCALES ? int8_head_bytes(args.block_size, args.head_dim) / 4 : head_units, padded_dim,
                 args.head_dim == padded_dim, LANES + padded_dim};
     }
 
@@ -214,21 +284,21 @@ struct States {
 struct Scratch {
     float* queries;    // [rows, key_units], packed
     uint32_t* keys;    // [key_units, TILE], for blocks that whole vectors do not fit in
-    uint32_t* values;  // [padded_dim], the last values of an odd number
+    uint32_t* values;  // [padded_dim], the last values of an odd number; a widened tile's [TILE, padded_dim]
     States total;
     States part;
 
     // Takes what it needs from `memory`; returns the end of it.
-    template <typename Unit>
+    template <typename Cache>
     char* place(const Sizes& sizes, char* memory) {
         const auto take = [&memory](int64_t floats) {
             char* const begin = memory;
             memory += round_up(floats * sizeof(float), 64);
             return begin;
         };
-        queries = reinterpret_cast<float*>(take(MAX_ROWS * sizes.key_units * Unit::PACKED));
+        queries = reinterpret_cast<float*>(take(MAX_ROWS * sizes.key_units * Cache::Keys::PACKED));
         keys = reinterpret_cast<uint32_t*>(take(TILE * sizes.key_units));
-        values = reinterpret_cast<uint32_t*>(take(sizes.padded_dim));
+        values = reinterpret_cast<uint32_t*>(take((Cache::HAS_SCALES ? TILE : 1) * sizes.padded_dim));
         total = {reinterpret_cast<float*>(take(MAX_ROWS)), nullptr};
         total.sums = reinterpret_cast<float*>(take(MAX_ROWS * sizes.state_stride));
         part = {reinterpret_cast<float*>(take(MAX_ROWS)), nullptr};
@@ -290,10 +360,12 @@ __attribute__((noinline)) void write(const AttentionArgs& args, const Sizes& siz
 }
 
 // One item's way over its keys.
-template <typename Unit>
+template <typename Cache>
 class ItemWorker {
+    using Keys = typename Cache::Keys;
+    using Values = typename Cache::Values;
     static constexpr int KEY_VECTORS = TILE / LANES;
-    static constexpr int PROBABILITIES = TILE / Unit::STEP * Unit::PACKED;  // floats of a packed row
+    static constexpr int PROBABILITIES = TILE / Values::STEP * Values::PACKED;  // floats of a packed row
 
   public:
     ItemWorker(const AttentionArgs& args, const Sizes& sizes, const Scratch& scratch, const Item& item)
@@ -321,27 +393,41 @@ class ItemWorker {
     void pack_query(int64_t token, int64_t head) {
         const int64_t row = token * sizes_.group + head;
         const int64_t at = element_of(args_, sizes_, item_, token, head, args_.q_stride);
-        float* const to = scratch_.queries + row * sizes_.key_units * Unit::PACKED;
+        float* const to = scratch_.queries + row * sizes_.key_units * Keys::PACKED;
         if (args_.q_dtype == BF16)
-            pack_row(to, static_cast<const bf16*>(args_.q) + at);
+            pack_row(row, to, static_cast<const bf16*>(args_.q) + at);
         else
-            pack_row(to, static_cast<const float*>(args_.q) + at);
+            pack_row(row, to, static_cast<const float*>(args_.q) + at);
         const int64_t position = item_.first_position + token;
         rows_end_[row] = args_.is_causal ? position + 1 : item_.keys_end;
         rows_begin_[row] = args_.sliding_window > 0 ? most(0, position + 1 - args_.sliding_window) : 0;
     }
 
     template <typename Query>
-    PE_ALWAYS_INLINE void pack_row(float* to, const Query* from) const {
-        for (int64_t i = 0; i < args_.head_dim; i += LANES)
-            Unit::pack(to, i, load_upto(from + i, args_.head_dim - i), args_.head_dim - i);
+    PE_ALWAYS_INLINE void pack_row(int64_t row, float* to, const Query* from) {
+        if constexpr (Cache::HAS_SCALES) {
+            int32_t sum = 0;
+            query_scales_[row] = quantize_head(from, args_.head_dim, [&](int64_t i, int32_t q) {
+                Keys::put(to, i, q);
+                sum += q;
+            });
+            query_offsets_[row] = -128 * sum;
+        } else {
+            for (int64_t i = 0; i < args_.head_dim; i += LANES)
+                Keys::pack(to, i, load_upto(from + i, args_.head_dim - i), args_.head_dim - i);
+        }
     }
 
     // Keys first_key .. first_key + count, which lie in one partition.
     void sum_tile(int64_t first_key, int64_t count, States states) {
         find_keys(first_key, count);
-        find_values(first_key, count);
-        fetch_values(count);
+        if constexpr (Cache::HAS_SCALES) {
+            find_key_scales(first_key, count);
+            widen_values(first_key, count);
+        } else {
+            find_values(first_key, count);
+            fetch_values(count);
+        }
         for (int64_t row = 0; row < item_.num_rows; row += ROWS) {
             switch (least(ROWS, item_.num_rows - row)) {
                 case 1: sum_rows<1>(row, first_key, count, states); break;
@@ -362,9 +448,8 @@ class ItemWorker {
         return head_of_block(cache, block, item_.kv_head);
     }
     const uint32_t* head_of_block(const void* cache, int64_t block, int64_t head) const {
-        const int64_t head_units = args_.block_size / Unit::STEP * args_.head_dim;
         const int64_t id = args_.block_tables[item_.row * args_.table_stride + block];
-        return static_cast<const uint32_t*>(cache) + (id * args_.num_kv_heads + head) * head_units;
+        return static_cast<const uint32_t*>(cache) + (id * args_.num_kv_heads + head) * sizes_.head_units;
     }
 
     // Where each vector of keys lies, and how far apart its units are.
@@ -391,9 +476,66 @@ class ItemWorker {
         }
     }
 
+    // Calls visit(i, block's head in `cache`, its place there, how many) for runs of keys that lie in one block.
+    template <typename Visit>
+    PE_ALWAYS_INLINE void each_run(const void* cache, int64_t first_key, int64_t count, const Visit& visit) const {
+        for (int64_t i = 0; i < count;) {
+            const int64_t key = first_key + i, within = key % args_.block_size;
+            const int64_t here = least(count - i, args_.block_size - within);
+            visit(i, head_of_block(cache, key / args_.block_size), within, here);
+            i += here;
+        }
+    }
+
+    const float* scales_of(const uint32_t* head) const {
+        return reinterpret_cast<const float*>(head + args_.block_size * args_.head_dim / 4);
+    }
+
+    // The scales of the tile's keys; 0 beyond the last, whose scores are masked.
+    void find_key_scales(int64_t first_key, int64_t count) {
+        for (int64_t i = count; i < TILE; ++i) key_scales_[i] = 0;
+        each_run(args_.keys, first_key, count, [&](int64_t i, const uint32_t* head, int64_t within, int64_t here) {
+            std::memcpy(key_scales_ + i, scales_of(head) + within, here * sizeof(float));
+        });
+    }
+
+    // Writes the tile's values as the units that they are multiplied in, side by side.
+    void widen_values(int64_t first_key, int64_t count) {
+        for (int64_t i = 0; i < TILE / Values::STEP; ++i) value_rows_[i] = scratch_.values + i * sizes_.padded_dim;
+        if (count % Values::STEP != 0) std::memset(scratch_.values + count / Values::STEP * sizes_.padded_dim, 0, 4 * sizes_.padded_dim);
+        each_run(args_.values, first_key, count, [&](int64_t i, const uint32_t* head, int64_t within, int64_t here) {
+            const int8_t* const from = reinterpret_cast<const int8_t*>(head) + within * args_.head_dim;
+            for (int64_t j = 0; j < here; ++j)
+                widen_value(from + j * args_.head_dim, scales_of(head)[within + j], i + j);
+        });
+    }
+
+    PE_ALWAYS_INLINE void widen_value(const int8_t* from, float scale, int64_t i) {
+        uint32_t* const to = scratch_.values + i / Values::STEP * sizes_.padded_dim;
+        if constexpr (Values::STEP == 1) {
+            for (int64_t d = 0; d < args_.head_dim; ++d) to[d] = bit_cast<uint32_t>(static_cast<float>(from[d]) * scale);
+        } else {
+            bf16* const halves = reinterpret_cast<bf16*>(to) + i % 2;
+            for (int64_t d = 0; d < args_.head_dim; ++d) halves[2 * d] = to_bf16(static_cast<float>(from[d]) * scale);
+        }
+    }
+
+    // Dots of integers, as `multiply` left them, become scores.
+    template <int NUM_ROWS>
+    PE_ALWAYS_INLINE void scale_scores(float* scores, int64_t row, int64_t begin, int64_t end) const {
+        for (int r = 0; r < NUM_ROWS; ++r) {
+            const i32v offset = splat_int(query_offsets_[row + r]);
+            const f32v scale = splat(query_scales_[row + r]);
+            for (int64_t i = begin; i < end; i += LANES) {
+                const i32v dots = bit_cast<i32v>(load(scores + r * TILE + i)) + offset;
+                store(scores + r * TILE + i, __builtin_convertvector(dots, f32v) * scale * load(key_scales_ + i));
+            }
+        }
+    }
+
     // Asks for the tile's values, which are needed once the scores are there.
     void fetch_values(int64_t count) const {
-        for (int64_t i = 0; i < count / Unit::STEP; ++i)
+        for (int64_t i = 0; i < count / Values::STEP; ++i)
             for (int64_t d = 0; d < args_.head_dim; d += 16) __builtin_prefetch(value_rows_[i] + d, 0, 2);
     }
 
@@ -408,19 +550,24 @@ class ItemWorker {
         const int64_t end = key + least(left, TILE);
         for (; key < end; key += LANES) {
             const uint32_t* const at = head_of_block(args_.keys, key / args_.block_size, head) + key % args_.block_size;
+            if constexpr (Cache::HAS_SCALES) {  // the values of this head are read before its scores
+                const uint32_t* const values = head_of_block(args_.values, key / args_.block_size, head) +
+                                               key % args_.block_size * args_.head_dim / 4;
+                for (int64_t i = 0; i < LANES * args_.head_dim / 4; i += 16) __builtin_prefetch(values + i, 0, 2);
+            }
             for (int64_t unit = 0; unit < sizes_.key_units; ++unit) __builtin_prefetch(at + unit * args_.block_size, 0, 2);
         }
     }
 
     // Where each row of value units lies. What is beyond the last value may be NaN and is replaced: 0 x NaN is no 0.
     void find_values(int64_t first_key, int64_t count) {
-        for (int64_t i = 0; i < count; i += Unit::STEP) {
+        for (int64_t i = 0; i < count; i += Values::STEP) {
             const int64_t key = first_key + i;
-            value_rows_[i / Unit::STEP] = head_of_block(args_.values, key / args_.block_size) +
-                                          key % args_.block_size / Unit::STEP * args_.head_dim;
+            value_rows_[i / Values::STEP] = head_of_block(args_.values, key / args_.block_size) +
+                                          key % args_.block_size / Values::STEP * args_.head_dim;
         }
-        if (count % Unit::STEP == 0) return;
-        const uint32_t*& last = value_rows_[count / Unit::STEP];
+        if (count % Values::STEP == 0) return;
+        const uint32_t*& last = value_rows_[count / Values::STEP];
         for (int64_t d = 0; d < args_.head_dim; ++d) scratch_.values[d] = last[d] & 0x0000ffffu;
         last = scratch_.values;
     }
@@ -434,16 +581,17 @@ class ItemWorker {
         alignas(64) float scores[NUM_ROWS * TILE];
         alignas(64) float probabilities[NUM_ROWS * PROBABILITIES];
         alignas(64) float factors[LANES];
-        const float* const queries = scratch_.queries + row * sizes_.key_units * Unit::PACKED;
+        const float* const queries = scratch_.queries + row * sizes_.key_units * Keys::PACKED;
         const int64_t key_stride = key_stride_;
         for_vectors<NUM_ROWS>(begin / LANES, ceil_div(end, LANES), [&](auto vectors, int64_t first) {
             const uint32_t* keys[vectors.COUNT];
             for (int v = 0; v < vectors.COUNT; ++v) keys[v] = key_vectors_[first + v];
-            multiply<Unit, NUM_ROWS, vectors.COUNT>(
-                queries, sizes_.key_units * Unit::PACKED, sizes_.key_units,
+            multiply<Keys, NUM_ROWS, vectors.COUNT>(
+                queries, sizes_.key_units * Keys::PACKED, sizes_.key_units,
                 [&](int64_t k, int64_t v) { return load_units(keys[v] + k * key_stride); },
                 scores + first * LANES, TILE, nullptr);
         });
+        if constexpr (Cache::HAS_SCALES) scale_scores<NUM_ROWS>(scores, row, begin, end);
         if (rows_begin_[row + NUM_ROWS - 1] <= first_key && rows_end_[row] >= first_key + TILE)
             take_all_scores<NUM_ROWS>(scores, probabilities, states.highest + row,
                                       states.sums + row * sizes_.state_stride, factors);
@@ -455,9 +603,9 @@ class ItemWorker {
         if (row == 0) fetch_next_keys(first_key, count);
         float* const sums = states.sums + row * sizes_.state_stride + LANES;
         if (sizes_.is_whole_dim)
-            add_values<NUM_ROWS, true>(probabilities, begin / Unit::STEP, ceil_div(end, Unit::STEP), factors, sums);
+            add_values<NUM_ROWS, true>(probabilities, begin / Values::STEP, ceil_div(end, Values::STEP), factors, sums);
         else
-            add_values<NUM_ROWS, false>(probabilities, begin / Unit::STEP, ceil_div(end, Unit::STEP), factors, sums);
+            add_values<NUM_ROWS, false>(probabilities, begin / Values::STEP, ceil_div(end, Values::STEP), factors, sums);
     }
 
     // sums = sums * factors + probabilities x values, over value units first .. end.
@@ -466,8 +614,8 @@ class ItemWorker {
                                      float* sums) const {
         const uint32_t* const* const rows = value_rows_ + first;
         for_vectors<NUM_ROWS>(0, sizes_.padded_dim / LANES, [&](auto vectors, int64_t vector) {
-            multiply<Unit, NUM_ROWS, vectors.COUNT>(
-                probabilities + first * Unit::PACKED, PROBABILITIES, end - first,
+            multiply<Values, NUM_ROWS, vectors.COUNT>(
+                probabilities + first * Values::PACKED, PROBABILITIES, end - first,
                 [&](int64_t k, int64_t v) {
                     const uint32_t* const from = rows[k] + (vector + v) * LANES;
                     if (IS_WHOLE_DIM) return load_units(from);
@@ -514,7 +662,7 @@ class ItemWorker {
             for (int i = 0; i < TILE; i += LANES) {
                 const f32v p = exp2_clamped(fma(load(scores + r * TILE + i), scale, offset));
                 sum += p;
-                Unit::pack(probabilities + r * PROBABILITIES, i, p, LANES);
+                Values::pack(probabilities + r * PROBABILITIES, i, p, LANES);
             }
             store(sums + r * sizes_.state_stride, fma(load(sums + r * sizes_.state_stride), splat(factors[r]), sum));
         }
@@ -536,7 +684,7 @@ class ItemWorker {
             };
             return take_seen(scores, probabilities, begin, end, masked, highest, sums);
         }
-        for (int64_t i = begin; i < end; i += LANES) Unit::pack(probabilities, i, f32v{}, LANES);
+        for (int64_t i = begin; i < end; i += LANES) Values::pack(probabilities, i, f32v{}, LANES);
         return 1.0f;
     }
 
@@ -553,7 +701,7 @@ class ItemWorker {
         for (int64_t i = begin; i < end; i += LANES) {
             const f32v p = masked(i, exp2_clamped(fma(load(scores + i), scale, offset)), 0.0f);
             sum += p;
-            Unit::pack(probabilities, i, p, LANES);
+            Values::pack(probabilities, i, p, LANES);
         }
         const f32v factor = exp2_clamped(splat((before - now) * scale_));
         store(sums, fma(load(sums), factor, sum));
@@ -567,7 +715,10 @@ class ItemWorker {
     const float scale_;                // of scores, times log2(e)
     int64_t rows_begin_[MAX_ROWS];     // positions that each row sees
     int64_t rows_end_[MAX_ROWS];
+    float query_scales_[Cache::HAS_SCALES ? MAX_ROWS : 1];  // of each row, where keys have scales
+    int32_t query_offsets_[Cache::HAS_SCALES ? MAX_ROWS : 1];
     // Of the tile.
+    alignas(64) float key_scales_[Cache::HAS_SCALES ? TILE : 1];
     const uint32_t* key_vectors_[KEY_VECTORS];
     int64_t key_stride_;
     const uint32_t* value_rows_[TILE];
@@ -579,9 +730,9 @@ PE_ALWAYS_INLINE States shared_states(const AttentionArgs& args, const Sizes& si
     return {at + MAX_SHARED_ROWS * sizes.state_stride, at};
 }
 
-template <typename Unit>
+template <typename Cache>
 AttentionUnits count_units(const AttentionArgs& args) {
-    const Sizes sizes = Sizes::of<Unit>(args);
+    const Sizes sizes = Sizes::of<Cache>(args);
     const Plan plan(args, sizes);
     AttentionUnits units{0, 0};
     for (int64_t r = 0; r < args.num_rows; ++r) {
@@ -593,12 +744,12 @@ AttentionUnits count_units(const AttentionArgs& args) {
     return units;
 }
 
-template <typename Unit>
+template <typename Cache>
 void run_parts(const AttentionArgs& args, int64_t begin, int64_t end, void* memory) {
-    const Sizes sizes = Sizes::of<Unit>(args);
+    const Sizes sizes = Sizes::of<Cache>(args);
     const Plan plan(args, sizes);
     Scratch scratch;
-    scratch.place<Unit>(sizes, static_cast<char*>(memory));
+    scratch.place<Cache>(sizes, static_cast<char*>(memory));
     int64_t row_begin = 0, shared = 0;  // units and shared states of the rows before
     for (int64_t r = 0; r < args.num_rows && row_begin < end; ++r) {
         const Row row(args, sizes, r);
@@ -607,7 +758,7 @@ void run_parts(const AttentionArgs& args, int64_t begin, int64_t end, void* memo
         for (int64_t i = most(0, begin - row_begin); i < least(count, end - row_begin); ++i) {
             const int64_t number = i / per_item;
             const Item item = row.item(args, sizes, number / args.num_kv_heads, number % args.num_kv_heads);
-            ItemWorker<Unit> worker(args, sizes, scratch, item);
+            ItemWorker<Cache> worker(args, sizes, scratch, item);
             if (is_divided) {
                 worker.sum_partition(item.first_partition() + i % per_item, shared_states(args, sizes, shared + i));
             } else {
@@ -620,9 +771,9 @@ void run_parts(const AttentionArgs& args, int64_t begin, int64_t end, void* memo
     }
 }
 
-template <typename Unit>
+template <typename Cache>
 void run_merges(const AttentionArgs& args, int64_t begin, int64_t end) {
-    const Sizes sizes = Sizes::of<Unit>(args);
+    const Sizes sizes = Sizes::of<Cache>(args);
     const Plan plan(args, sizes);
     int64_t row_begin = 0, shared = 0;  // divided items and shared states of the rows before
     for (int64_t r = 0; r < args.num_rows && row_begin < end; ++r) {
@@ -642,22 +793,26 @@ void run_merges(const AttentionArgs& args, int64_t begin, int64_t end) {
     }
 }
 
-template <typename Unit>
+template <typename Cache>
 AttentionKernels kernels_for() {
     return {
         [](const AttentionArgs& args) {
             Scratch scratch;
-            return scratch.place<Unit>(Sizes::of<Unit>(args), nullptr) - static_cast<char*>(nullptr);
+            return scratch.place<Cache>(Sizes::of<Cache>(args), nullptr) - static_cast<char*>(nullptr);
         },
-        [](const AttentionArgs& args) { return Sizes::of<Unit>(args).shared_state_floats() * int64_t{sizeof(float)}; },
-        count_units<Unit>,
-        run_parts<Unit>,
-        run_merges<Unit>,
+        [](const AttentionArgs& args) { return Sizes::of<Cache>(args).shared_state_floats() * int64_t{sizeof(float)}; },
+        count_units<Cache>,
+        run_parts<Cache>,
+        run_merges<Cache>,
     };
 }
 
 AttentionKernels kernels_of(int32_t kv_dtype) {
-    return kv_dtype == BF16 ? kernels_for<PairUnit>() : kernels_for<FloatUnit>();
+    switch (kv_dtype) {
+        case BF16: return kernels_for<PairCache>();
+        case INT8: return kernels_for<ByteCache>();
+        default: return kernels_for<FloatCache>();
+    }
 }
 
 }  // namespace

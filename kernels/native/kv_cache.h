@@ -6,6 +6,11 @@
 //   keys   [D / STEP][block_size][STEP]: a vector takes the same dimensions of neighbouring positions
 //   values [block_size / STEP][D][STEP]: a vector takes neighbouring dimensions of STEP positions
 // So no key is transposed and no value interleaved when it is read, which happens far more often than that it is written.
+//
+// An INT8 cache is [num_blocks, block_size, Hkv, D + 4] bytes: each key and value is D integers in -127 .. 127 and their
+// scale, a float32 of its own for each token and head. A head of a block holds
+//   keys   [D / 4][block_size][4] bytes, each an integer + 128, then scales [block_size]
+//   values [block_size][D] bytes, signed, then scales [block_size]
 #pragma once
 
 #include <cstdint>
@@ -33,14 +38,17 @@ struct KVWriteArgs {
     int64_t num_tokens;
     int32_t num_heads;
     int32_t num_kv_heads;
-    int32_t head_dim;     // even, at most MAX_HEAD_DIM
+    int32_t head_dim;     // even, at most MAX_HEAD_DIM; with INT8 a multiple of 4
     int32_t block_size;   // even
     int32_t dtype;        // of q, k, v and the norms: F32 or BF16
-    int32_t kv_dtype;     // of the cache: F32 or BF16
+    int32_t kv_dtype;     // of the cache: F32, BF16 or INT8
     float eps;
 };
 
 constexpr int32_t MAX_HEAD_DIM = 512;
+
+// Bytes of a head of a block of an INT8 cache.
+static inline int64_t int8_head_bytes(int64_t block_size, int64_t head_dim) { return block_size * (head_dim + 4); }
 
 // For some of the tokens: normalises and rotates queries in place, and writes normalised and rotated keys, and values, to
 // their slots. Dimension i turns with i + D / 2. Norms and rotations are float32; each is rounded to `dtype`.

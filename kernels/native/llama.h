@@ -66,7 +66,7 @@ struct LlamaStep {
     int32_t num_wanted;
     int32_t max_seq_len;
     int32_t block_size;
-    int32_t kv_dtype;                // F32 or BF16
+    int32_t kv_dtype;                // F32, BF16 or INT8
 };
 
 }  // namespace pe

@@ -109,9 +109,60 @@ PE_ALWAYS_INLINE void keep(bf16* to, float from) { *to = to_bf16(from); }
 PE_ALWAYS_INLINE void keep(float* to, bf16 from) { *to = to_float(from); }
 PE_ALWAYS_INLINE void keep(float* to, float from) { *to = from; }
 
+// Where a token's key or value goes: its block's memory of a kv head, and its place there.
+struct Place {
+    int64_t head;  // counted over the cache
+    int64_t offset;
+};
+
+// A key and a value in the layout of a cache of Cache (kv_cache.h).
+template <typename Cache>
+struct KeepAs {
+    static constexpr int64_t STEP = 4 / sizeof(Cache);
+
+    template <typename T>
+    PE_ALWAYS_INLINE static void key(const KVWriteArgs& args, Place place, const T* from) {
+        Cache* const to = static_cast<Cache*>(args.keys) + place.head * args.block_size * args.head_dim + place.offset * STEP;
+        for (int64_t i = 0; i < args.head_dim; i += STEP)
+            for (int64_t j = 0; j < STEP; ++j) keep(to + i * args.block_size + j, from[i + j]);
+    }
+
+    template <typename T>
+    PE_ALWAYS_INLINE static void value(const KVWriteArgs& args, Place place, const T* from) {
+        Cache* const to = static_cast<Cache*>(args.values) + place.head * args.block_size * args.head_dim +
+                          place.offset / STEP * STEP * args.head_dim + place.offset % STEP;
+        for (int64_t i = 0; i < args.head_dim; ++i) keep(to + i * STEP, from[i]);
+    }
+};
+
+template <>
+struct KeepAs<int8_t> {
+    template <typename T>
+    PE_ALWAYS_INLINE static void key(const KVWriteArgs& args, Place place, const T* from) {
+        uint8_t* const to = head(args.keys, args, place) + 4 * place.offset;
+        const int64_t step = 4 * args.block_size;
+        keep_scale(to + args.block_size * args.head_dim, quantize_head(from, args.head_dim, [&](int64_t i, int32_t q) {
+                       to[i / 4 * step + i % 4] = static_cast<uint8_t>(q + 128);
+                   }));
+    }
+
+    template <typename T>
+    PE_ALWAYS_INLINE static void value(const KVWriteArgs& args, Place place, const T* from) {
+        uint8_t* const begin = head(args.values, args, place);
+        int8_t* const to = reinterpret_cast<int8_t*>(begin) + place.offset * args.head_dim;
+        keep_scale(begin + args.block_size * args.head_dim + 4 * place.offset,
+                   quantize_head(from, args.head_dim, [&](int64_t i, int32_t q) { to[i] = static_cast<int8_t>(q); }));
+    }
+
+    PE_ALWAYS_INLINE static uint8_t* head(void* cache, const KVWriteArgs& args, Place place) {
+        return static_cast<uint8_t*>(cache) + place.head * int8_head_bytes(args.block_size, args.head_dim);
+    }
+
+    PE_ALWAYS_INLINE static void keep_scale(uint8_t* to, float scale) { std::memcpy(to, &scale, sizeof scale); }
+};
+
 template <typename T, typename Cache>
 void write_tokens(const KVWriteArgs& args, int64_t begin, int64_t end) {
-    constexpr int64_t STEP = 4 / sizeof(Cache);
     const int64_t size = args.head_dim;
     for (int64_t t = begin; t < end; ++t) {
         const float* const cos = args.cos ? args.cos + args.positions[t] * (size / 2) : nullptr;
@@ -125,23 +176,23 @@ void write_tokens(const KVWriteArgs& args, int64_t begin, int64_t end) {
 
         const int64_t block = args.slot_mapping[t] / args.block_size, offset = args.slot_mapping[t] % args.block_size;
         for (int64_t h = 0; h < args.num_kv_heads; ++h) {
-            const int64_t at = (block * args.num_kv_heads + h) * args.block_size * size;
+            const Place place{block * args.num_kv_heads + h, offset};
             T key[MAX_HEAD_DIM];
             std::memcpy(key, static_cast<const T*>(args.k) + t * args.k_stride + h * size, size * sizeof(T));
             turn(key, args.k_norm);
-            Cache* const keys = static_cast<Cache*>(args.keys) + at + offset * STEP;
-            for (int64_t i = 0; i < size; i += STEP)
-                for (int64_t j = 0; j < STEP; ++j) keep(keys + i * args.block_size + j, key[i + j]);
-            const T* const value = static_cast<const T*>(args.v) + t * args.v_stride + h * size;
-            Cache* const values = static_cast<Cache*>(args.values) + at + offset / STEP * STEP * size + offset % STEP;
-            for (int64_t i = 0; i < size; ++i) keep(values + i * STEP, value[i]);
+            KeepAs<Cache>::key(args, place, key);
+            KeepAs<Cache>::value(args, place, static_cast<const T*>(args.v) + t * args.v_stride + h * size);
         }
     }
 }
 
 template <typename T>
 void write_to_cache(const KVWriteArgs& args, int64_t begin, int64_t end) {
-    args.kv_dtype == BF16 ? write_tokens<T, bf16>(args, begin, end) : write_tokens<T, float>(args, begin, end);
+    switch (args.kv_dtype) {
+        case BF16: return write_tokens<T, bf16>(args, begin, end);
+        case INT8: return write_tokens<T, int8_t>(args, begin, end);
+        default: return write_tokens<T, float>(args, begin, end);
+    }
 }
 
 void write_kv_any(const KVWriteArgs& args, int64_t begin, int64_t end) {

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["DTYPES"]
+__all__ = ["DTYPES", "KV_CACHE_DTYPES"]
 
 # `pe::DType`, of those that row-wise kernels and attention take.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+# Of those that a KV cache may have.
+KV_CACHE_DTYPES = {**DTYPES, torch.int8: 3}

@@ -211,5 +211,25 @@ PE_ALWAYS_INLINE f32v exp2_in_range(f32v x) {
 // 2^x for x <= 127; what is below 2^-126 becomes 2^-126.
 PE_ALWAYS_INLINE f32v exp2_clamped(f32v x) { return exp2_in_range(max(splat(-126.0f), x)); }
 
+// To the nearest integer, ties to even, for |value| < 2^22.
+PE_ALWAYS_INLINE float nearest(float value) { return (value + 12582912.0f) - 12582912.0f; }
+
+// A head as integers in -127 .. 127: calls put(i, integer) for each, and returns their scale. A NaN among
+// them stays visible: it is the scale.
+template <typename T, typename Put>
+PE_ALWAYS_INLINE float quantize_head(const T* from, int64_t size, const Put& put) {
+    float peak = 0;
+    for (int64_t i = 0; i < size; ++i) {
+        const float value = to_float(from[i]), abs = value < 0 ? -value : value;
+        peak = abs > peak || abs != abs ? abs : peak;
+    }
+    const float inverse = peak > 1e-30f ? 127.0f / peak : 0.0f;
+    for (int64_t i = 0; i < size; ++i) {
+        const float scaled = to_float(from[i]) * inverse;
+        put(i, static_cast<int32_t>(scaled > -127.5f && scaled < 127.5f ? nearest(scaled) : 0.0f));
+    }
+    return peak / 127.0f;
+}
+
 }  // namespace
 }  // namespace pe

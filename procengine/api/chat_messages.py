@@ -34,6 +34,7 @@ def _plain(field: str, message: Mapping[str, Any]) -> dict[str, Any]:
     plain = dict(message)
     if role == "developer":
         plain["role"] = "system"
+    _check_calls(f"{field}.tool_calls", message.get("tool_calls"))
     content = message.get("content")
     if isinstance(content, list):
         plain["content"] = "\n".join(_text(f"{field}.content[{at}]", part) for at, part in enumerate(content))
@@ -44,6 +45,12 @@ def _plain(field: str, message: Mapping[str, Any]) -> dict[str, Any]:
     elif content is not None and not isinstance(content, str):
         raise InvalidRequestError(f"{field}.content: must be a string or a list of parts, got {content!r}")
     return plain
+
+
+def _check_calls(field: str, calls: Any) -> None:
+    """What calls hold is the template's business; that they are some is not, since many templates would not look."""
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, Mapping) for call in calls)):
+        raise InvalidRequestError(f"{field}: must be a list of objects, got {calls!r}")
 
 
 def _text(field: str, part: Any) -> str:

@@ -6,7 +6,7 @@ Owns: which status, type and code an error of the group has over HTTP. Never doe
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _MAX_MESSAGE: Final = 2000
+_MAX_PARAM: Final = 200
 _RETRY_AFTER_S: Final = 1
 _FIELD: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]-]*): ")  # of the body, or a header
 _TYPE_BY_STATUS: Final = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
@@ -64,10 +65,9 @@ class ApiError(Exception):
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
         # Values of callers are quoted in messages: they may be long, and what is no Unicode text is no JSON either.
-        text = message.encode(errors="replace").decode()
-        super().__init__(text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "...")
+        super().__init__(_shown(message, _MAX_MESSAGE))
         self.status = status
-        self.param = param
+        self.param = None if param is None else _shown(param, _MAX_PARAM)
         self.code = code
         self.retry_after_s = retry_after_s
         self.headers = headers
@@ -78,8 +78,14 @@ class ApiError(Exception):
         return str(self)
 
 
+def _shown(text: str, max_length: int) -> str:
+    text = text.encode(errors="replace").decode()
+    return text if len(text) <= max_length else text[:max_length] + "..."
+
+
 def bad_request(message: str) -> ApiError:
     """A 400 from a message that begins with the field that is wrong."""
+    message = message.removeprefix("sampling_params.")  # the place in what the group is asked, not in what we are
     field = _FIELD.match(message)
     code = "context_length_exceeded" if "max_model_len" in message else None
     return ApiError(400, message, param=field.group(1) if field else None, code=code)
@@ -126,11 +132,10 @@ class AnthropicError(Struct, frozen=True):
     message: str
 
 
-class AnthropicAnswer(Struct, frozen=True):
+class AnthropicAnswer(Struct, frozen=True, tag_field="type", tag="error"):
     """An error as an answer of Anthropic's API."""
 
     error: AnthropicError
-    type: Literal["error"] = "error"
 
 
 def openai_body(error: ApiError) -> ErrorAnswer:

@@ -1,4 +1,4 @@
-"""`HttpConnection`: HTTP/1.1 on one connection, parsed by llhttp (`httptools`), and `HttpExchange`, one request on it.
+"""`HttpConnection`: HTTP/1.1 on one connection, parsed by llhttp (`httptools`).
 
 Owns: framing, keep-alive, limits of what is read, and noticing that the peer is gone. Never does: know a route.
 
@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 import httptools
 
 from procengine.api.exchange import Exchange, HttpRequest, Response
+from procengine.api.http_exchange import HttpExchange
 
-__all__ = ["ConnectionOwner", "HttpConnection", "HttpExchange"]
+__all__ = ["ConnectionOwner", "HttpConnection"]
 
 _MAX_HEAD_BYTES: Final = 65536
 _MAX_HEADERS: Final = 128
@@ -31,9 +30,7 @@ _STALLED_S: Final = 120.0  # of a peer that does not take what is written
 _LINGER_S: Final = 2.0  # for a peer that is refused in the middle of a request to read why
 _HIGH_WATER_BYTES: Final = 256 << 10
 _NEVER: Final = float("inf")
-_REASONS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
-_BODILESS: Final = ("HEAD",)
-_NO_CONTENT: Final = 204
+_VERSIONS: Final = ("1.0", "1.1")
 
 
 class ConnectionOwner(Protocol):
@@ -63,110 +60,6 @@ class ConnectionOwner(Protocol):
         ...
 
 
-class HttpExchange:
-    """One request's way back over its connection."""
-
-    __slots__ = (
-        "_connection",
-        "_is_chunked",
-        "_is_head",
-        "_keeps_alive",
-        "_version",
-        "has_begun",
-        "headers",
-        "is_over",
-        "on_gone",
-        "on_room",
-    )
-
-    def __init__(self, connection: HttpConnection, method: str, version: str, keeps_alive: bool) -> None:
-        self.headers: list[tuple[str, str]] = []
-        self.has_begun = False
-        self.is_over = False
-        self.on_gone: Callable[[], None] | None = None
-        self.on_room: Callable[[], None] | None = None
-        self._connection = connection
-        self._is_head = method in _BODILESS
-        self._version = version
-        self._keeps_alive = keeps_alive
-        self._is_chunked = False
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the peer reads too slowly."""
-        return self._connection.is_paused
-
-    def send(self, response: Response) -> None:
-        """The whole answer, in one write."""
-        if self.is_over:
-            return
-        about = (("Content-Length", str(len(response.body))), ("Content-Type", response.content_type))
-        head = self._head(response.status, (*(about if response.status != _NO_CONTENT else ()), *response.headers))
-        self._finish(head if self._is_head else head + response.body)
-
-    def begin(self, content_type: str) -> None:
-        """The head of a stream."""
-        if self.is_over:
-            return
-        if self._version == "1.0":
-            self._keeps_alive = False
-        else:
-            self._is_chunked = True
-        framing = (("Transfer-Encoding", "chunked"),) if self._is_chunked else ()
-        # A proxy that collects a stream before it passes it on defeats it; nginx takes this header as a wish.
-        extra = (("Content-Type", content_type), *framing, ("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
-        self._connection.write(self._head(200, extra))
-
-    def write(self, data: bytes) -> None:
-        """A piece of a stream."""
-        if not self.is_over and data:
-            self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
-
-    def end(self, data: bytes = b"") -> None:
-        """The last piece."""
-        if self.is_over:
-            return
-        if self._is_chunked:
-            data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
-        self._finish(data)
-
-    def cut(self) -> None:
-        """End in the middle."""
-        if not self.is_over:
-            self.is_over = True
-            self.on_gone = self.on_room = None
-            self._connection.abort()
-
-    def lose(self) -> None:
-        """The peer is gone."""
-        if not self.is_over:
-            self.is_over = True
-            on_gone, self.on_gone, self.on_room = self.on_gone, None, None
-            if on_gone is not None:
-                on_gone()
-
-    def _finish(self, data: bytes) -> None:
-        self.is_over = True
-        self.on_gone = self.on_room = None
-        self._connection.finish_exchange(data, self._keeps_alive)
-
-    def _head(self, status: int, extra: tuple[tuple[str, str], ...]) -> bytes:
-        self.has_begun = True
-        if self._connection.is_closing:
-            self._keeps_alive = False
-        lines = [
-            _REASONS.get(status) or f"HTTP/1.1 {status} \r\n",
-            f"Date: {self._connection.date()}\r\nServer: procengine\r\n",
-        ]
-        lines += [f"{name}: {value}\r\n" for name, value in (*extra, *self.headers)]
-        if not self._keeps_alive:
-            lines.append("Connection: close\r\n")
-        elif self._version == "1.0":
-            lines.append("Connection: keep-alive\r\n")
-        lines.append("\r\n")
-        return "".join(lines).encode("latin-1", "replace")
-
-
 class HttpConnection(asyncio.Protocol):
     """One connection. `deadline_s` is when its owner may close it, on the loop's clock."""
 
@@ -185,7 +78,10 @@ class HttpConnection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
         self._num_head_bytes = 0
+        self._num_headers = 0
         self._num_body_bytes = 0
+        self._is_past_head = False
+        self._is_repeated = False  # the head that is parsed is one of ours, so that the parser reads the body
 
     @property
     def is_closing(self) -> bool:
@@ -280,29 +176,48 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._reset_request()
+        if not self._is_repeated:
+            self._reset_request()
         self.deadline_s = self._loop.time() + _READ_S
 
     def on_url(self, url: bytes) -> None:
         """A piece of the target."""
-        self._url += url
-        self._count_head(len(url))
+        if not self._is_repeated:
+            self._url += url
+            self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header."""
+        """A header; or a trailer: what comes behind a body is nothing that its sender was authorized by."""
+        if self._is_repeated:
+            return
         self._count_head(len(name) + len(value))
+        self._num_headers += 1
+        if self._num_headers > _MAX_HEADERS:
+            self._refuse(431, f"more than {_MAX_HEADERS} header fields")
+        elif not self._is_past_head:
+            self._add_header(name, value)
+
+    def _add_header(self, name: bytes, value: bytes) -> None:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1").strip()
         known = self._headers.get(key)
         self._headers[key] = text if known is None else f"{known}, {text}"
-        if len(self._headers) > _MAX_HEADERS:
-            self._refuse(431, f"more than {_MAX_HEADERS} header fields")
+        if key == "host" and known is not None:
+            self._refuse(400, "Host: must be there once")
 
     def on_headers_complete(self) -> None:
         """The head is here: refuse a body that is too large before it is sent."""
-        length = self._headers.get("content-length", "")
-        if length.isdigit() and (len(length) > 18 or int(length) > self._owner.max_body_bytes):
+        self._is_past_head = True
+        if self._is_repeated:
+            self._is_repeated = False
+            return
+        version, length = self._parser.get_http_version(), self._headers.get("content-length", "")
+        if version not in _VERSIONS:
+            self._refuse(505, f"HTTP/{version} is not spoken here; {' and '.join(_VERSIONS)} are")
+        elif version == "1.1" and "host" not in self._headers:
+            self._refuse(400, "Host: must be there once")  # RFC 9112, 3.2
+        elif length.isdigit() and (len(length) > 18 or int(length) > self._owner.max_body_bytes):
             self._refuse_body(length)
-        elif self._headers.get("expect", "").lower() == "100-continue" and not self._is_deaf:
+        elif version == "1.1" and self._headers.get("expect", "").lower() == "100-continue" and not self._is_deaf:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
@@ -314,7 +229,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The request is here."""
-        if self._is_deaf:
+        if self._is_deaf or self._is_upgrade():
             return
         method, version = self._parser.get_method().decode("latin-1"), self._parser.get_http_version()
         try:
@@ -342,7 +257,8 @@ class HttpConnection(asyncio.Protocol):
         self._url = b""
         self._headers = {}
         self._body = []
-        self._num_head_bytes = self._num_body_bytes = 0
+        self._num_head_bytes = self._num_headers = self._num_body_bytes = 0
+        self._is_past_head = False
 
     def _count_head(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
@@ -352,13 +268,37 @@ class HttpConnection(asyncio.Protocol):
     def _feed(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._is_deaf = True  # whatever it was to be, it is answered as HTTP/1.1, and then this ends
-            if self._exchange is None:
-                self._hang_up()
+        except httptools.HttpParserUpgrade as paused:
+            if self._is_upgrade() and not self._is_deaf:
+                self._pass_over_upgrade(data[paused.args[0] :])
+            else:
+                self._is_deaf = True
+                if self._exchange is None:
+                    self._hang_up()
         except httptools.HttpParserError as error:
             if not self._is_deaf:
                 self._refuse(400, f"not HTTP/1.1: {error}")
+
+    def _is_upgrade(self) -> bool:
+        """Whether the head asks for another protocol, of which we know none."""
+        return bool(self._parser.should_upgrade()) and self._parser.get_method() != b"CONNECT"
+
+    def _pass_over_upgrade(self, rest: bytes) -> None:
+        """Go on in HTTP/1.1. The parser has left out the body: it gets the head again, without that wish."""
+        kept = ("content-length", "transfer-encoding")
+        lines = [f"{name}: {self._headers[name]}\r\n" for name in kept if name in self._headers]
+        if "close" in self._headers.get("connection", "").lower():
+            lines.append("Connection: close\r\n")
+        first = f"{self._parser.get_method().decode('latin-1')} / HTTP/{self._parser.get_http_version()}\r\n"
+        self._is_repeated = True
+        self._parser = httptools.HttpRequestParser(self)  # the old one takes nothing behind `Connection: close`
+        self._feed("".join((first, *lines, "\r\n")).encode("latin-1"))
+        if not rest:
+            return
+        if self._exchange is None:
+            self._feed(rest)
+        else:
+            self._waiting.append(rest)
 
     def _feed_waiting(self) -> None:
         if self._exchange is None and self._waiting and not self._is_deaf:

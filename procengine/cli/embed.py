@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from procengine.cli.examples import add_examples
 from procengine.cli.texts import add_text_arguments, print_json, private_group, texts_of
 
 __all__ = ["add_arguments", "run"]
@@ -15,6 +16,11 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.description = "Launch a group, print a vector of each text as a JSON line, tear it down."
+    add_examples(
+        parser,
+        ('procengine embed smollm2-135m "A cat sleeps." "A dog runs."', "a vector each"),
+        ("procengine embed smollm2-135m - --dimensions 64 < texts.txt", "a text each line, shorter vectors"),
+    )
     add_text_arguments(parser)
     parser.add_argument("texts", metavar="TEXT", nargs="+", help="a text; - reads one from each line of stdin")
     parser.add_argument("--dimensions", type=int, help="keep the first so many numbers of each vector")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from procengine.cli.examples import add_examples
 from procengine.cli.texts import add_text_arguments, print_json, private_group, text_of, texts_of
 
 __all__ = ["add_arguments", "run"]
@@ -17,6 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Launch a group, print documents by how well they go with a query, tear it down. A cross encoder reads both "
         "together; of any other model the vectors are compared."
+    )
+    add_examples(
+        parser,
+        ('procengine rerank smollm2-135m "Where is the cat?" "A dog runs." "The cat sleeps."', "by vectors"),
+        (
+            'procengine rerank ./cross-encoder "Where is the cat?" - --top-n 3 < texts.txt',
+            "by a cross encoder, the best three",
+        ),
     )
     add_text_arguments(parser)
     parser.add_argument("query", metavar="QUERY", help="what is looked for; - is all of stdin")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from procengine.cli.examples import add_examples
 from procengine.cli.texts import add_text_arguments, print_json, private_group, text_of, texts_of
 
 __all__ = ["add_arguments", "run"]
@@ -16,6 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.description = (
         "Launch a group with a cross encoder, print how well the first text goes with each of the others, tear it down."
+    )
+    add_examples(
+        parser,
+        ('procengine score ./cross-encoder "a cat" "A cat sleeps." "A dog runs."', "a folder with a cross encoder"),
+        ('procengine score ./cross-encoder "a cat" - < texts.txt', "a text each line"),
     )
     add_text_arguments(parser)
     parser.add_argument("text", metavar="TEXT", help="the first text; - is all of stdin")

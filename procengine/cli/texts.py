@@ -10,14 +10,14 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from procengine.cli.engine_args import add_engine_arguments, engine_args_from
-from procengine.client import Client
-from procengine.launch import launch_group
-from procengine.resolve import resolve
+
+if TYPE_CHECKING:
+    from procengine.client import Client
 
 __all__ = ["add_text_arguments", "print_json", "private_group", "text_of", "texts_of"]
 
@@ -45,6 +45,10 @@ def texts_of(arguments: list[str]) -> list[str]:
 @contextmanager
 def private_group(args: argparse.Namespace, command: str) -> Iterator[tuple[Client, dict[str, Any]]]:
     """A client of a group of our own, and the options that all its requests have."""
+    from procengine.client import Client
+    from procengine.launch import launch_group
+    from procengine.resolve import resolve
+
     config = resolve(engine_args_from(args, default_name=f"{command}-{os.getpid()}"))
     with launch_group(config) as group, Client(group.endpoint) as client:
         yield client, {"truncate_prompt_tokens": -1} if args.truncate else {}

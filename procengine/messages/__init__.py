@@ -70,7 +70,7 @@ from procengine.messages.output import (
     Resync,
     TextStop,
 )
-from procengine.messages.steps import Begin, EmbedInput, EmbedResult, StepInput, StepResult, WorkerReady
+from procengine.messages.steps import Begin, EmbedInput, EmbedResult, StepFailed, StepInput, StepResult, WorkerReady
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -124,6 +124,7 @@ __all__ = [
     "Stats",
     "Status",
     "Stays",
+    "StepFailed",
     "StepInput",
     "StepResult",
     "Submit",
@@ -163,7 +164,7 @@ FromFrontend = Register | Admitted | Finish | Replay | Resume
 FromOutput = TextStop | ClientGone | Resync | Delivered
 Step = StepInput | EmbedInput
 ToWorker = Begin | Step
-FromWorker = WorkerReady | StepResult | EmbedResult
+FromWorker = WorkerReady | StepFailed | StepResult | EmbedResult
 FromSupervisor = Query | Drain | WorkerLost | OutputLost | FrontendLost | RetireWorker | Leave | Shutdown | TakeRecord
 FromChild = Ready | Failed | ChildStats | Drained | WorkerHung | WorkerRetired | Stays | RecordedRequests
 FromAsker = GetStatus | Restart | EndGroup | WriteRecord

@@ -82,6 +82,7 @@ class Welcome(Message, tag="welcome"):
     epoch: int = 0  # how many frontends this group had before; what those held is lost
     mark: int = 0  # of the Hello
     labels: tuple[str, ...] = ()  # what the numbers of `classify` belong to, in order
+    instance: int = 0  # of the group: one that took its place at this address has another
 
 
 class Rejected(Message, tag="rejected"):

@@ -8,6 +8,7 @@ __all__ = [
     "Begin",
     "EmbedInput",
     "EmbedResult",
+    "StepFailed",
     "StepInput",
     "StepResult",
     "WorkerReady",
@@ -75,6 +76,17 @@ class WorkerReady(Message, tag="worker_ready"):
     rank: int
     epoch: int
     num_blocks: int
+
+
+class StepFailed(Message, tag="step_failed"):
+    """The memory of the device did not suffice for this step. The worker has no slots now, and takes no step before
+    the next Begin; what earlier steps gave counts."""
+
+    rank: int
+    epoch: int
+    step_id: int
+    keys: list[int]  # of the step's requests
+    error: str
 
 
 class StepResult(Message, tag="result"):

@@ -24,7 +24,7 @@ from procengine.models.new_tensors import NewTensors
 from procengine.models.registry import find_implementation
 from procengine.models.weights import WeightSource, open_weights
 
-__all__ = ["load_model", "read_into"]
+__all__ = ["destinations", "load_model", "read_into"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def load_model(
         source = open_weights(config)
         # Before anything is allocated: sizes that the configuration claims and the file does not have cost nothing.
         meta = NewTensors(dtype, "meta")
-        needed = list(_destinations(implementation(config, meta, operations)))
+        needed = list(destinations(implementation(config, meta, operations)))
         _check(source, needed, config)
         new = NewTensors(dtype, device)
         with _progress_bar(sum(tensor.numel() for _, tensor in needed), progress) as bar:
@@ -68,7 +68,7 @@ def load_model(
 
 
 def _fill(model: LoadableDecoder, source: WeightSource, bar: tqdm) -> None:
-    _read_all(source, list(_destinations(model)), bar)
+    _read_all(source, list(destinations(model)), bar)
     model.settle_outer()
     for layer in model.layers:
         layer.settle()
@@ -87,7 +87,8 @@ def _fill_rounded(model: LoadableDecoder, source: WeightSource, kind: WeightKind
     model.quantize_head("int8" if kind == "int4" else kind)
 
 
-def _destinations(model: LoadableDecoder) -> Iterator[tuple[str, Tensor]]:
+def destinations(model: LoadableDecoder) -> Iterator[tuple[str, Tensor]]:
+    """Every checkpoint tensor that the model needs, with the (slice of a) tensor it fills."""
     yield from model.outer_destinations()
     for index, layer in enumerate(model.layers):
         yield from _in_layer(model, index, layer)

@@ -1,16 +1,21 @@
 """Workflows: what a task is made of. A workflow names its parts; each process imports only the parts it runs.
 
 Owns: the registry. Never does: import a part before somebody asks for it.
-To add a task, write its parts and add a line to `WORKFLOWS`; a model says in `ModelConfig.workflows` what it supports.
+To add a task, write its parts and add a line to `WORKFLOWS`, or, in a package of your own, an entry point of the group
+"procengine.workflows" (docs/WORKFLOWS.md); a model says in `ModelConfig.workflows` what it supports.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
-__all__ = ["WORKFLOWS", "Workflow", "load_part"]
+__all__ = ["ENTRY_POINTS", "WORKFLOWS", "Workflow", "find_workflow", "installed_workflows", "load_part"]
+
+ENTRY_POINTS: Final = "procengine.workflows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,18 @@ WORKFLOWS: Final = {
         encode="procengine.label_scores:open_reward",
     ),
 }
+
+
+def find_workflow(name: str) -> Workflow:
+    """Ours, or that of an installed package."""
+    return WORKFLOWS[name] if name in WORKFLOWS else installed_workflows()[name]
+
+
+@cache
+def installed_workflows() -> dict[str, Workflow]:
+    """What other packages bring, by name. Ours cannot be replaced."""
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return {point.name: point.load() for point in points if point.name not in WORKFLOWS}
 
 
 def load_part(path: str) -> Any:

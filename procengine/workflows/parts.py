@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.messages import Register
-from procengine.workflows import WORKFLOWS, load_part
+from procengine.workflows import find_workflow, load_part
 
 __all__ = ["FrontendParts", "load_frontend_parts"]
 
@@ -33,7 +33,7 @@ class FrontendParts:
 
 def load_frontend_parts(name: str) -> FrontendParts:
     """The parts of workflow `name`."""
-    workflow = WORKFLOWS[name]
+    workflow = find_workflow(name)
     planner = load_part(workflow.planner)
     return FrontendParts(
         decode_body=msgspec.msgpack.Decoder(load_part(workflow.body)).decode,

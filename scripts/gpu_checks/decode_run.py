@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from gpu_checks.engine import Engine
 from gpu_checks.machine import Machine
+from gpu_checks.models import BLOCK_SIZE
 from gpu_checks.timeline import Interval, Timeline, timeline
 
 from procengine.config import ModelConfig
-from procengine.executor import Model
+from procengine.models.decoder import Decoder
 from procengine.scheduler.limits import SchedulerLimits
+from procengine.torch_executor import TorchModel
 
 __all__ = ["DecodeFigures", "DecodeRun"]
 
@@ -44,19 +45,20 @@ class DecodeFigures:
 
 
 class DecodeRun:
-    """Batches on one model."""
+    """Batches of one model."""
 
-    def __init__(self, machine: Machine, config: ModelConfig, model: Model[Any], kv_dtype: str) -> None:
-        self._machine, self._config, self._model, self._kv_dtype = machine, config, model, kv_dtype
+    def __init__(self, machine: Machine, config: ModelConfig, model: Decoder) -> None:
+        self._machine, self._config, self._model = machine, config, model
+        self._kv_dtype = str(model.dtype).removeprefix("torch.")
         self._prompt_len = 64 if machine.is_cuda else 5
         self._warm, self._timed = (16, 48) if machine.is_cuda else (3, 4)
 
-    def measure(self, batch: int, depth: int, decode_steps: int) -> DecodeFigures:
-        """Prompts first, then some passes for the window in flight and for graphs, then those that count: once by the
-        clock, once traced."""
+    def measure(self, batch: int, depth: int, decode_steps: int, *, with_graphs: bool = True) -> DecodeFigures:
+        """Prompts first, then some passes for the window in flight, then those that count: once by the clock, once
+        traced."""
         # Whole messages of several passes: a window must not begin within one.
         warm, timed = (-(-count // decode_steps) * decode_steps for count in (self._warm, self._timed))
-        engine = self._open(batch, depth, decode_steps, 3 * (warm + timed))
+        engine = self._open(batch, depth, decode_steps, 3 * (warm + timed), (batch,) if with_graphs else ())
         while engine.num_decoding < batch:
             engine.advance()
         self._pass(engine, warm)
@@ -83,19 +85,33 @@ class DecodeRun:
         copied = sum("DtoH" in one.name for one in found)  # one a pass: those at the ends may be in or out
         return timeline(found, copied or count) if found else None
 
-    def _open(self, batch: int, depth: int, decode_steps: int, max_tokens: int) -> Engine:
+    def waits_for_device(self, batch: int) -> str | None:
+        """What in the steady loop waits for the device; None: nothing does. Of a GPU."""
+        engine = self._open(batch, 2, 1, 3 * self._warm, (batch,))
+        while engine.num_decoding < batch:
+            engine.advance()
+        self._pass(engine, self._warm)
+        try:
+            engine.advance(may_wait=False)
+        except RuntimeError as error:
+            return str(error)
+        engine.run()
+        return None
+
+    def _open(self, batch: int, depth: int, decode_steps: int, max_tokens: int, graph_sizes: tuple[int, ...]) -> Engine:
         length = self._prompt_len + max_tokens
-        block_size = 16
         limits = SchedulerLimits(
             max_num_seqs=batch,
             max_num_batched_tokens=max(2048, batch),
             max_model_len=length,
-            block_size=block_size,
-            num_blocks=batch * -(-length // block_size),
+            block_size=BLOCK_SIZE,
+            num_blocks=batch * -(-length // BLOCK_SIZE),
             enable_prefix_caching=False,
             decode_steps=decode_steps,
         )
-        engine = Engine(self._config, self._model, limits, depth=depth, kv_dtype=self._kv_dtype)
+        engine = Engine(
+            self._config, TorchModel(self._model, graph_sizes), limits, depth=depth, kv_dtype=self._kv_dtype
+        )
         prompts = np.random.default_rng(3).integers(0, self._config.vocab_size, (batch, self._prompt_len))
         for prompt in prompts.tolist():
             engine.add(prompt, max_tokens)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from procengine.config import ModelConfig
 from procengine.executor import Model
@@ -62,11 +63,20 @@ class Engine:
         """Requests that have their first token and run on."""
         return self._planner.gauges.num_running if all(self.tokens.values()) else 0
 
-    def advance(self) -> bool:
-        """Send what may be sent, and take in the oldest result. False when there is nothing left to do."""
+    def advance(self, *, may_wait: bool = True) -> bool:
+        """Send what may be sent, and take in the oldest result. False when there is nothing left to do.
+
+        Raises RuntimeError with `may_wait` off, where running a step waits for the GPU.
+        """
         while (step := self._pipeline.next_step()) is not None:
             assert isinstance(step.header, StepInput)
-            self._outputs.extend(self._runner.run(step.header, step.payload))
+            if not may_wait:
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                self._outputs.extend(self._runner.run(step.header, step.payload))
+            finally:
+                if not may_wait:
+                    torch.cuda.set_sync_debug_mode("default")
         if not self._outputs:
             return False
         output = self._outputs.popleft()

@@ -14,21 +14,25 @@ import torch
 from gpu_checks.engine import Engine
 from gpu_checks.logits import logits_of, relative_error
 from gpu_checks.machine import Machine
-from gpu_checks.models import make_config, make_weights, oracle_of, read_weights
+from gpu_checks.models import Checkpoint, build, make_config, make_weights, oracle_of, read_weights
 from gpu_checks.report import Budget, Report, Row
 from gpu_checks.steps import free
 from torch import Tensor
 
 from procengine.config import ModelConfig
-from procengine.models.llama import LlamaModel
-from procengine.models.llama_weights import LlamaWeights
-from procengine.models.rotary import rotary_table
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.torch_executor import TorchModel
 
 __all__ = ["check_greedy"]
 
-_MODES = {"depth 1": (1, 1), "depth 2": (2, 1), "4 steps a message": (2, 4)}
+# Depth, decode steps, backend of the operations, graphs. On a GPU auto is triton.
+_Mode = tuple[int, int, str, tuple[int, ...]]
+_MODES: dict[str, _Mode] = {
+    "torch": (1, 1, "torch", ()),
+    "triton": (1, 1, "triton", ()),
+    "depth 2, graphs": (2, 1, "auto", (1, 2, 4, 8)),
+    "4 steps a message": (2, 4, "auto", (8,)),
+}
 _NEAR_TIE = 1e-3  # of the spread of a row's logits: two candidates that float32 sums in another order may swap
 _MAX_ERROR_RATIO = 1.5  # of our bfloat16 error to transformers'
 
@@ -53,22 +57,22 @@ def check_greedy(machine: Machine, report: Report, budget: Budget, smollm2: Path
 
 
 def _check_model(
-    name: str, config: ModelConfig, weights: LlamaWeights, machine: Machine, report: Report, budget: Budget
+    name: str, config: ModelConfig, weights: Checkpoint, machine: Machine, report: Report, budget: Budget
 ) -> None:
     prompts = _prompts(config.vocab_size, [5, 63, 64, 65, 1, 130] if machine.is_cuda else [5, 17, 1])
     num_tokens = 32 if machine.is_cuda else 6
     oracle = oracle_of(config, weights, torch.float32, machine.device)
     expected = [_oracle_tokens(oracle, prompt, num_tokens, machine) for prompt in prompts]
-    model = TorchModel(LlamaModel(config, weights, rotary_table(config)))
-    for mode, (depth, decode_steps) in _MODES.items():
-        if budget.has():
+    for mode, (depth, decode_steps, backend, graph_sizes) in _MODES.items():
+        is_too_slow = backend == "triton" and not machine.is_cuda and config.name != "tiny"  # the interpreter
+        if budget.has() and not is_too_slow:
+            model = TorchModel(build(config, weights, backend), graph_sizes)
             tokens = _our_tokens(config, model, prompts, num_tokens, depth, decode_steps, "float32")
             row = _compare(f"{name}, float32, {mode}", prompts, tokens, expected, oracle, machine)
             report.add(row)
     if budget.has(10 if machine.is_cuda else 0):
         sequences = [prompt + tokens for prompt, tokens in zip(prompts, expected, strict=True)]
         exact = torch.cat([_oracle_logits(oracle, one, machine) for one in sequences])
-        del model
         _compare_bfloat16(name, config, weights, sequences, exact, machine, report)
 
 
@@ -144,33 +148,22 @@ def _compare(
 def _compare_bfloat16(
     name: str,
     config: ModelConfig,
-    weights: LlamaWeights,
+    weights: Checkpoint,
     sequences: list[list[int]],
     exact: Tensor,
     machine: Machine,
     report: Report,
 ) -> None:
     """Logits of the same tokens: ours may be off from float32's by little more than transformers' own."""
-    rounded = _in_bfloat16(config, weights)
+    rounded = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
     theirs = oracle_of(config, rounded, torch.bfloat16, machine.device)
     their_error = relative_error(torch.cat([_oracle_logits(theirs, one, machine) for one in sequences]), exact)
     del theirs
-    model = TorchModel(LlamaModel(config, rounded, rotary_table(config)))
-    our_error = relative_error(logits_of(config, model, sequences, "bfloat16"), exact)
+    our_error = relative_error(logits_of(config, TorchModel(build(config, rounded)), sequences, "bfloat16"), exact)
     is_good = our_error <= _MAX_ERROR_RATIO * their_error
     values = {"error": our_error, "transformers_error": their_error}
     result = f"logits off by {our_error:.2%} of their spread, transformers' by {their_error:.2%}"
     report.add(Row("greedy", f"{name}, bfloat16", "ok" if is_good else "FAIL", result, values))
-
-
-def _in_bfloat16(config: ModelConfig, weights: LlamaWeights) -> LlamaWeights:
-    from procengine.models.llama_weights import allocate_weights, weight_destinations
-
-    rounded = allocate_weights(config, torch.bfloat16, weights.embedding.device)
-    pairs = zip(weight_destinations(config, rounded), weight_destinations(config, weights), strict=True)
-    for (_, target), (_, source) in pairs:
-        target.copy_(source)
-    return rounded
 
 
 def _pulled_smollm2() -> Path | None:

@@ -13,7 +13,7 @@ from gpu_checks.kernel_cases import kernel_cases
 from gpu_checks.machine import Machine
 from gpu_checks.report import Budget, Report, Row
 
-__all__ = ["check_kernels"]
+__all__ = ["check_case", "check_kernels"]
 
 
 def check_kernels(machine: Machine, report: Report, budget: Budget) -> None:
@@ -27,16 +27,19 @@ def check_kernels(machine: Machine, report: Report, budget: Budget) -> None:
                 report.add(Row("kernels", "the others", "skip", "no time left"))
                 return
             with torch.inference_mode():
-                _check(make, dtype, machine, report)
+                check_case(make, dtype, machine, report)
 
 
-def _check(make: Callable[[], KernelCase], dtype: torch.dtype, machine: Machine, report: Report) -> None:
+def check_case(
+    make: Callable[[], KernelCase], dtype: torch.dtype, machine: Machine, report: Report, part: str = "kernels"
+) -> None:
+    """A row for one kernel."""
     name = str(dtype).removeprefix("torch.")
     try:
         case = make()
         error, is_good = case.error()
     except Exception as failed:  # noqa: BLE001  whatever a kernel does, the next one is looked at
-        report.add(Row("kernels", f"{getattr(make, '__name__', 'case')}, {name}", "FAIL", _first_line(failed)))
+        report.add(Row(part, f"{getattr(make, '__name__', 'case')}, {name}", "FAIL", _first_line(failed)))
         return
     values = {"error": error, "tolerance": case.tolerance, "may_differ": case.may_differ}
     result = f"error {error:.1e}"
@@ -48,7 +51,7 @@ def _check(make: Callable[[], KernelCase], dtype: torch.dtype, machine: Machine,
         if case.operations:
             values["tflops"] = case.operations / ours / 1e12
             result += f", {values['tflops']:.0f} TFLOP/s"
-    report.add(Row("kernels", f"{case.name}, {name}", "ok" if is_good else "FAIL", result, values))
+    report.add(Row(part, f"{case.name}, {name}", "ok" if is_good else "FAIL", result, values))
 
 
 def _first_line(error: Exception) -> str:

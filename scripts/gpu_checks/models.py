@@ -5,26 +5,37 @@ Owns: their sizes and weights. Never does: run them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from procengine.bench.roofline import DecoderShape
 from procengine.config import ModelConfig
+from procengine.kernels.backends import Conditions
+from procengine.kernels.linear.quantized import WeightKind
+from procengine.kernels.operations import TORCH_OPERATIONS, open_operations
 from procengine.models.llama import LlamaModel
-from procengine.models.llama_weights import LlamaWeights, allocate_weights, weight_destinations
-from procengine.models.rotary import rotary_table
+from procengine.models.loader import destinations
+from procengine.models.new_tensors import NewTensors
+from procengine.models.tensor_names import EMBEDDING
 
 __all__ = [
+    "BLOCK_SIZE",
     "SHAPES",
+    "Checkpoint",
+    "build",
+    "dtype_name",
     "make_config",
-    "make_model",
     "make_weights",
     "num_weight_bytes",
     "oracle_of",
     "read_weights",
     "shape_of",
 ]
+
+Checkpoint = Mapping[str, Tensor]  # by their names in a file, on the device
 
 # vocab, hidden, intermediate, layers, heads, kv heads, head dim; those of public models of these sizes.
 SHAPES: dict[str, tuple[int, int, int, int, int, int, int]] = {
@@ -34,6 +45,7 @@ SHAPES: dict[str, tuple[int, int, int, int, int, int, int]] = {
     "tiny": (300, 64, 96, 2, 4, 2, 16),
 }
 _MAX_POSITIONS = 4096
+BLOCK_SIZE = 16
 
 
 def make_config(name: str) -> ModelConfig:
@@ -67,39 +79,64 @@ def num_weight_bytes(config: ModelConfig, bits: float) -> float:
     return (shape.num_layer_weights + shape.num_head_weights) * bits / 8
 
 
-def make_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaWeights:
+def make_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Checkpoint:
     """Random, and the same for every dtype but for its rounding: each matrix keeps the size of what passes through."""
     generator = torch.Generator(device).manual_seed(5)
-    weights = allocate_weights(config, dtype, device)
-    for _, tensor in weight_destinations(config, weights):
+    weights = dict(destinations(LlamaModel(config, NewTensors(dtype, device), TORCH_OPERATIONS)))
+    for name, tensor in weights.items():
         drawn = torch.randn(tensor.shape, generator=generator, device=device)
         if tensor.dim() == 1:
             drawn.mul_(0.1).add_(1.0)
-        elif tensor is not weights.embedding:
+        elif name != EMBEDDING:
             drawn.mul_(tensor.shape[-1] ** -0.5)
         tensor.copy_(drawn)
     return weights
 
 
-def read_weights(config: ModelConfig, device: torch.device) -> LlamaWeights:
+def read_weights(config: ModelConfig, device: torch.device) -> Checkpoint:
     """A checkpoint's, in float32."""
     from procengine.models.loader import read_into
     from procengine.models.weights import open_weights
 
-    source, weights = open_weights(config), allocate_weights(config, torch.float32, device)
-    for name, tensor in weight_destinations(config, weights):
+    source = open_weights(config)
+    weights = dict(destinations(LlamaModel(config, NewTensors(torch.float32, device), TORCH_OPERATIONS)))
+    for name, tensor in weights.items():
         read_into(source, name, tensor)
     return weights
 
 
-def make_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[LlamaModel, LlamaWeights]:
-    """The model, and its weights for an oracle."""
-    with torch.inference_mode():
-        weights = make_weights(config, dtype, device)
-        return LlamaModel(config, weights, rotary_table(config)), weights
+def build(
+    config: ModelConfig, weights: Checkpoint, backend: str = "auto", kind: WeightKind | None = None
+) -> LlamaModel:
+    """The model with copies of these weights, rounded to `kind` as the loader does. `backend`: of all operations; auto
+    is what a worker of this device takes."""
+    device, dtype = weights[EMBEDDING].device, weights[EMBEDDING].dtype
+    conditions = Conditions(device.type, dtype_name(weights), BLOCK_SIZE, config.head_dim)
+    new, meta = NewTensors(dtype, device), NewTensors(dtype, "meta")
+    operations = open_operations(backend, conditions, rowwise_backend=backend)
+    model = LlamaModel(config, new, operations, in_layers=meta)
+    _fill(model.outer_destinations(), "", weights)
+    for index in range(config.num_layers):
+        layer = model.replace_layer(index, new)
+        _fill(layer.destinations(), model.layer_prefix(index), weights)
+        if kind is not None:
+            layer.quantize(kind, dtype)
+    if kind is not None:
+        model.quantize_head("int8" if kind == "int4" else kind)
+    return model
 
 
-def oracle_of(config: ModelConfig, weights: LlamaWeights, dtype: torch.dtype, device: torch.device) -> Any:
+def _fill(places: Iterable[tuple[str, Tensor]], prefix: str, weights: Checkpoint) -> None:
+    for name, place in places:
+        place.copy_(weights[prefix + name])
+
+
+def dtype_name(weights: Checkpoint) -> str:
+    """Of the floats."""
+    return str(weights[EMBEDDING].dtype).removeprefix("torch.")
+
+
+def oracle_of(config: ModelConfig, weights: Checkpoint, dtype: torch.dtype, device: torch.device) -> Any:
     """transformers' model with copies of these weights, in `dtype`."""
     import transformers
 
@@ -121,9 +158,8 @@ def oracle_of(config: ModelConfig, weights: LlamaWeights, dtype: torch.dtype, de
     model = model.to_empty(device=device).to(dtype).eval()
     model.tie_weights()
     with torch.no_grad():
-        named = dict(weight_destinations(config, weights))
         for name, parameter in model.named_parameters():
-            parameter.copy_(named[name])
+            parameter.copy_(weights[name])
         for module in model.modules():  # what is not in a checkpoint was never computed on the meta device
             if type(module).__name__ == "LlamaRotaryEmbedding":
                 fresh = type(module)(own).to(device)

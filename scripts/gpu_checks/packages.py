@@ -6,7 +6,9 @@ there: all of it goes to the end of the path.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -30,9 +32,7 @@ def make_importable(wheels: Path | None) -> list[str]:
     sys.path.insert(0, str(ROOT))
     said = []
     if wheels is not None:
-        found = sorted(wheels.glob("*.whl"))
-        sys.path.append(_unpack(found))
-        said.append(f"{len(found)} wheels of {wheels}")
+        said.append(f"wheels: {', '.join(_unpack(sorted(wheels.glob('*.whl')))) or 'none needed'}")
     if importlib.util.find_spec("msgspec") is None:
         sys.path.append(str(_STAND_IN))
         said.append("no msgspec: messages are plain objects, and the part `group` cannot run")
@@ -52,10 +52,15 @@ def _is_stand_in(name: str) -> bool:
     return spec is not None and str(spec.origin).startswith(str(_STAND_IN))
 
 
-def _unpack(wheels: list[Path]) -> str:
-    """A wheel is a zip whose root is what goes to the path."""
-    folder = tempfile.mkdtemp(prefix="gpu-check-wheels-")
+def _unpack(wheels: list[Path]) -> list[str]:
+    """A wheel is a zip whose root is what goes to the path. Those whose packages are installed are left alone."""
+    folder, names = tempfile.mkdtemp(prefix="gpu-check-wheels-"), []
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder)
-    return folder
+            roots = {name.split("/")[0].removesuffix(".py") for name in archive.namelist()}
+            if not any(root.isidentifier() and importlib.util.find_spec(root) for root in roots):
+                archive.extractall(folder)
+                names.append(wheel.name.split("-")[0])
+    sys.path.append(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return names

@@ -11,15 +11,20 @@ from typing import Any
 import torch
 from gpu_checks.decode_run import DecodeFigures, DecodeRun
 from gpu_checks.machine import Machine
-from gpu_checks.models import make_config, make_model, num_weight_bytes, shape_of
+from gpu_checks.models import build, make_config, make_weights, num_weight_bytes, shape_of
 from gpu_checks.report import Budget, Report, Row, Status
 
 from procengine.config import ModelConfig
-from procengine.torch_executor import TorchModel
 
 __all__ = ["check_steps", "free", "memory_share"]
 
-_MODES = {"depth 1": (1, 1), "depth 2": (2, 1), "8 steps a message": (2, 8)}
+# Depth, decode steps, graphs.
+_MODES = {
+    "depth 1": (1, 1, True),
+    "depth 2": (2, 1, True),
+    "8 steps a message": (2, 8, True),
+    "no graphs": (2, 1, False),
+}
 _RUNS = {"135M": (1, 32, 256, 512), "1B": (1, 32, 256, 512), "8B": (32, 256)}
 _MAX_IDLE_SHARE = 0.01  # of a step of an 8B model, from batch 32 on
 _MAX_IDLE_US = 170.0  # between two steps of the smallest model
@@ -35,11 +40,15 @@ def check_steps(machine: Machine, report: Report, budget: Budget) -> None:
             report.add(Row("steps", name, "skip", "no time left"))
             continue
         config = make_config(name)
-        model, _ = make_model(config, dtype, machine.device)
-        run = DecodeRun(machine, config, TorchModel(model), str(dtype).removeprefix("torch."))
+        with torch.inference_mode():
+            run = DecodeRun(machine, config, build(config, make_weights(config, dtype, machine.device)))
         for batch in batches:
             _check_batch(name, batch, run, machine, report, budget, config)
-        del model, run
+        if machine.is_cuda and name == "135M":
+            waits = run.waits_for_device(32)
+            what = "135M, batch 32, what waits for the device"
+            report.add(Row("steps", what, "FAIL" if waits else "ok", waits or "nothing"))
+        del run
         free(machine)
 
 
@@ -47,14 +56,14 @@ def _check_batch(
     name: str, batch: int, run: DecodeRun, machine: Machine, report: Report, budget: Budget, config: ModelConfig
 ) -> None:
     found: dict[str, DecodeFigures] = {}
-    for mode, (depth, decode_steps) in _MODES.items():
-        if name == "8B" and mode == "depth 1":
+    for mode, (depth, decode_steps, with_graphs) in _MODES.items():
+        if (name == "8B" and mode != "depth 2") or (mode == "no graphs" and batch > 32):
             continue
         what = f"{name}, batch {batch}, {mode}"
         if not budget.has(4 if machine.is_cuda else 0):
             report.add(Row("steps", what, "skip", "no time left"))
             continue
-        figures = found[mode] = run.measure(batch, depth, decode_steps)
+        figures = found[mode] = run.measure(batch, depth, decode_steps, with_graphs=with_graphs)
         share = memory_share(figures, num_weight_bytes(config, 16), config, machine)
         values: dict[str, Any] = {**asdict(figures), "tokens_per_s": figures.tokens_per_s, "of_bandwidth": share}
         missed = _missed(name, mode, figures, share) if machine.is_cuda else ""

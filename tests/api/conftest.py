@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from procengine.engine_args import EngineArgs
+from procengine.launch import launch_group
+from procengine.resolve import resolve
 from tests.api.http_client import HttpClient
+from tests.e2e.smollm2 import SMOLLM2_OPTIONS
 from tests.procs.canary import Canary
 from tests.procs.conftest import _own_places, model, serve, serve_module, short_dir
 from tests.procs.harness import Served
@@ -30,3 +37,13 @@ def http(group: Served) -> HttpClient:
 def canary(group: Served) -> Canary:
     """How the group was before the test; `check` says whether it is as good as before."""
     return Canary.of(group, 2000)
+
+
+@pytest.fixture(scope="module")
+def smollm2_http(smollm2_gguf: Path) -> Iterator[HttpClient]:
+    """A client of the real model."""
+    with tempfile.TemporaryDirectory(prefix="pe-", dir="/tmp") as run_dir, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROCENGINE_RUN_DIR", run_dir)
+        options: dict[str, Any] = {**SMOLLM2_OPTIONS, "port": 0, "tool_call_parser": "hermes"}
+        with launch_group(resolve(EngineArgs(model=str(smollm2_gguf), **options))) as group:
+            yield HttpClient(group.ready["http"])

@@ -8,6 +8,7 @@ import resource
 import selectors
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 
 import pytest
@@ -66,6 +67,31 @@ def test_a_thousand_streams_at_once(serve: Callable[..., Served]) -> None:
         assert stream_all(HttpClient(group.ready["http"]), 1000, 20) == (1000, 0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.slow
+def test_requests_that_never_end_are_cut_and_keep_nobody_out(serve: Callable[..., Served]) -> None:
+    client = HttpClient(serve("--port", 0).ready["http"])
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(client.raw()) for _ in range(200)]
+        for at, connection in enumerate(slow):  # some in the head, some in the body
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n" + b"\r\n" * (at % 2)
+            )
+        with selectors.DefaultSelector() as selector:
+            for connection in slow:
+                selector.register(connection, selectors.EVENT_READ)
+            started_s, num_cut = time.monotonic(), 0
+            while num_cut < len(slow):
+                assert time.monotonic() - started_s < 90, f"{len(slow) - num_cut} are still there"
+                for key, _ in selector.select(1.0):
+                    selector.unregister(key.fileobj)
+                    num_cut += 1
+                for connection in slow[: 10 * (num_cut == 0)]:
+                    connection.sendall(b"a")  # a byte now and then buys no time
+                if num_cut == 0:
+                    assert client.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status == 200
+        assert time.monotonic() - started_s > 30  # an honest client on a bad line has its time
 
 
 @pytest.mark.slow

@@ -77,13 +77,21 @@ def test_who_asks_whether_to_go_on_is_told(http: HttpClient) -> None:
         assert read_all(connection).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_upgrades_are_passed_over(http: HttpClient) -> None:
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_upgrades_are_passed_over(http: HttpClient, size: int) -> None:
+    # Java's client asks for h2c in every request, those with a body too.
+    body = b'{"prompt": "a", "max_tokens": 2}'
+    upgrade = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+    chunked = request(body, *upgrade, b"Transfer-Encoding: chunked").replace(b"Content-Length: %d\r\n" % len(body), b"")
+    chunked = chunked.replace(body, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+    last = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+    data = request(body, *upgrade) + request(body) + chunked + last
     with http.raw() as connection:
-        connection.sendall(
-            b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
-            b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n"
-        )
-        assert read_all(connection).startswith(b"HTTP/1.1 200 OK")
+        for at in range(0, len(data), size):
+            connection.sendall(data[at : at + size])
+        answers = read_all(connection).split(b"HTTP/1.1 200 OK")
+    assert len(answers) == 5 and answers[0] == b"" and answers[4].endswith(b'{"status":"ok"}')
+    assert all(b'"completion_tokens":2' in answer for answer in answers[1:4])
 
 
 def test_heads_can_be_asked_for_alone(http: HttpClient) -> None:

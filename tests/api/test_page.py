@@ -139,6 +139,23 @@ def test_the_key_is_asked_for_and_kept_in_the_tab(serve: Callable[..., Served], 
     assert not any("s3cret" in url for url in browser.asked)
 
 
+def test_an_event_source_goes_on_with_a_stream_and_knows_its_end(
+    serve: Callable[..., Served], browser: Browser
+) -> None:
+    open_page(browser, serve("--port", 0, "--mock-step-ms", 5))
+    asked = """fetch("v1/completions", {
+        method: "POST",
+        headers: {"Content-Type": "application/json", "X-Request-Id": "one", "X-Procengine-Resume-Window": "30"},
+        body: JSON.stringify({prompt: "hi", max_tokens: 100, ignore_eos: true, stream: true}),
+      }).then(answer => answer.body.getReader()).then(reader => reader.read().then(() => reader.cancel()))"""
+    browser.eval(asked)
+    browser.eval("""source = new EventSource("v1/streams/one"), got = [];
+      source.onmessage = event => got.push([Number(event.lastEventId), event.data]); 1""")
+    # It comes back by itself behind the end, and is told that there is no more.
+    browser.wait("source.readyState === EventSource.CLOSED")
+    assert browser.eval("got.every(([id], at) => id === at + 1) && got.at(-1)[1]") == "[DONE]"
+
+
 def test_it_can_be_used_without_seeing_it_and_in_the_dark(serve: Callable[..., Served], browser: Browser) -> None:
     group = serve("--port", 0)
     open_page(browser, group)

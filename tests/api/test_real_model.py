@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from procengine.engine_args import EngineArgs
-from procengine.launch import launch_group
-from procengine.resolve import resolve
 from tests.api.http_client import HttpClient
 from tests.client_homes import node_folder
-from tests.e2e.smollm2 import SMOLLM2_OPTIONS
 
 pytestmark = pytest.mark.model
 
@@ -35,13 +29,9 @@ WEATHER: Any = {
 }
 
 
-@pytest.fixture(scope="module")
-def http(smollm2_gguf: Path) -> Iterator[HttpClient]:
-    with tempfile.TemporaryDirectory(prefix="pe-", dir="/tmp") as run_dir, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PROCENGINE_RUN_DIR", run_dir)
-        options: dict[str, Any] = {**SMOLLM2_OPTIONS, "port": 0, "tool_call_parser": "hermes"}
-        with launch_group(resolve(EngineArgs(model=str(smollm2_gguf), **options))) as group:
-            yield HttpClient(group.ready["http"])
+@pytest.fixture
+def http(smollm2_http: HttpClient) -> HttpClient:
+    return smollm2_http
 
 
 def both(http: HttpClient, path: str, **fields: Any) -> tuple[str, str]:

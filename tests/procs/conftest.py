@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.procs.canary import Canary
 from tests.procs.harness import Served, make_model
+from tests.procs.raw_client import RawClient
 
 
 @pytest.fixture(scope="session")
@@ -64,3 +66,19 @@ def serve_module(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             return groups.enter_context(Served(model, folder, *options, name=name)).wait_ready()
 
         yield start
+
+
+@pytest.fixture
+def raw(group: Served) -> Iterator[RawClient]:
+    """A client of bare sockets, of the module's `group`."""
+    assert group.process.poll() is None, f"the group has ended:\n{group.log}"
+    with RawClient(group.endpoint) as client:
+        yield client
+
+
+@pytest.fixture
+def canary_after(remembered: Canary) -> Iterator[None]:
+    """The test ends with the module's `remembered` canary: the group is as good as before, nothing is held or lost."""
+    before = remembered.with_log()
+    yield
+    before.check()

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -24,6 +24,9 @@ POOL_TOKENS = 512
 LONG = SamplingParams(temperature=0, max_tokens=400)  # 0.8 s and more: it ends by being ended
 
 
+pytestmark = pytest.mark.usefixtures("canary_after")
+
+
 @pytest.fixture(scope="module")
 def group(serve_module: Callable[..., Served]) -> Served:
     """Two requests at a time, 16 prompt tokens a step, 2 ms a step: every state of a request lasts long enough."""
@@ -36,20 +39,6 @@ def group(serve_module: Callable[..., Served]) -> Served:
 @pytest.fixture(scope="module")
 def remembered(group: Served) -> Canary:
     return Canary.of(group, POOL_TOKENS - 1)
-
-
-@pytest.fixture(autouse=True)
-def canary(remembered: Canary) -> Iterator[None]:
-    """Every test here ends with the canary: what was aborted has given all its blocks back."""
-    before = remembered.with_log()
-    yield
-    before.check()
-
-
-@pytest.fixture
-def raw(group: Served) -> Iterator[RawClient]:
-    with RawClient(group.endpoint) as client:
-        yield client
 
 
 def expect_abort(raw: RawClient, request_id: str) -> int:
@@ -81,11 +70,11 @@ def test_abort_while_decoding(raw: RawClient) -> None:
 
 
 def test_abort_during_prefill(group: Served, raw: RawClient) -> None:
-    """400 tokens in chunks of 16 are 25 steps; the worker stands still in the first. Nobody has to wait for it."""
+    """400 tokens in chunks of 16 are 25 steps; the worker stands still in the first two. Nobody has to wait for it."""
     num_steps = raw.stats()["num_steps"]
     with group.paused("worker-0"):
         raw.submit("long prompt", body(as_ids(400), max_tokens=1))
-        wait_until(lambda: raw.stats()["num_steps"] == num_steps + 1, "its first chunk is at the worker")
+        wait_until(lambda: raw.stats()["num_steps"] == num_steps + 2, "its first chunks are at the worker")
         raw.abort("long prompt")
         assert expect_abort(raw, "long prompt") == 0
     expect_idle_and_no_more_steps(raw)

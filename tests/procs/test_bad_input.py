@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +23,9 @@ MAX_BYTES: Final = 1 << 20
 MAX_QUEUED: Final = 64
 
 
+pytestmark = pytest.mark.usefixtures("canary_after")
+
+
 @pytest.fixture(scope="module")
 def group(serve_module: Callable[..., Served]) -> Served:
     return serve_module(
@@ -34,21 +37,6 @@ def group(serve_module: Callable[..., Served]) -> Served:
 @pytest.fixture(scope="module")
 def remembered(group: Served) -> Canary:
     return Canary.of(group, CONTEXT - 1)
-
-
-@pytest.fixture(autouse=True)
-def canary(remembered: Canary) -> Iterator[None]:
-    """Every test here ends with the canary."""
-    before = remembered.with_log()
-    yield
-    before.check()
-
-
-@pytest.fixture
-def raw(group: Served) -> Iterator[RawClient]:
-    assert group.process.poll() is None, f"the group has ended:\n{group.log}"
-    with RawClient(group.endpoint) as client:
-        yield client
 
 
 # --- requests that are of the protocol and cannot run: (id, workflow, body, what the answer must name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -20,12 +20,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=20)
 @pytest.fixture(scope="module")
 def group(serve_module: Callable[..., Served]) -> Served:
     return serve_module("--max-num-seqs", 64, "--num-blocks", 1024)
-
-
-@pytest.fixture
-def raw(group: Served) -> Iterator[RawClient]:
-    with RawClient(group.endpoint) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

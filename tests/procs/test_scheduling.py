@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +12,9 @@ from tests.procs.harness import MAX_MODEL_LEN, Served, as_ids, key_of, tokens_of
 from tests.procs.raw_client import RawClient, body
 
 POOL_TOKENS = 640
+
+
+pytestmark = pytest.mark.usefixtures("canary_after")
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +29,6 @@ def group(serve_module: Callable[..., Served]) -> Served:
 @pytest.fixture(scope="module")
 def remembered(group: Served) -> Canary:
     return Canary.of(group, POOL_TOKENS)
-
-
-@pytest.fixture(autouse=True)
-def canary(remembered: Canary) -> Iterator[None]:
-    before = remembered.with_log()
-    yield
-    before.check()
-
-
-@pytest.fixture
-def raw(group: Served) -> Iterator[RawClient]:
-    with RawClient(group.endpoint) as client:
-        yield client
 
 
 def submit_short_ones(raw: RawClient, prefix: str) -> list[str]:

@@ -72,6 +72,23 @@ def test_the_same_routing_id_on_both_transports_is_two_clients(serve: Callable[.
             assert token_ids == tokens_of(key_of(token_ids[0], length), length, 6)
 
 
+@pytest.mark.slow
+def test_what_ran_on_a_group_that_another_replaced_at_its_address_ends(serve: Callable[..., Served]) -> None:
+    """A service manager starts a killed group again at once; a client on another host sees no more than this."""
+    options = ("--mock-step-ms", 10)
+    first = serve(*options, "--listen", "tcp://127.0.0.1:0")
+    with Client(first.ready["tcp"]) as client:
+        stream = client.stream({"prompt_token_ids": as_ids(5)}, SamplingParams(max_tokens=2000))
+        next(stream)
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+        serve(*options, "--listen", first.ready["tcp"], name="second")
+        with pytest.raises(EngineDeadError, match="another one has taken its place"):
+            list(stream)
+        with pytest.raises(EngineDeadError):
+            client.generate("hello", _GREEDY)
+
+
 def test_with_keys(locked: Served, keys: ClientKeys) -> None:
     endpoint = locked.ready["tcp"]
     for given in (keys, "door"):

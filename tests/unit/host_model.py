@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from procengine.executor import ForwardBatch
+from procengine.executor import Executor, ForwardBatch
 from procengine.host_arrays import HostArray, HostArrays
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kernels.sampling.native import sample
 from procengine.kv_tensors import KVTensors
-from procengine.torch_executor import TorchExecutor, TorchModel
+from procengine.torch_executor import TorchModel
 
 __all__ = ["HostModel"]
 
@@ -50,7 +50,7 @@ class HostModel:
 class HostExecutor:
     """The forward pass by torch, all else as in a native worker."""
 
-    def __init__(self, executor: TorchExecutor) -> None:
+    def __init__(self, executor: Executor[Tensor]) -> None:
         self._executor = executor
 
     def prepare(self, block_tables: HostArray) -> None:

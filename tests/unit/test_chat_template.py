@@ -130,7 +130,7 @@ def test_empty_arguments_are_those_of_a_function_without_any() -> None:
 def test_arguments_that_are_no_object_are_named(arguments: str) -> None:
     with pytest.raises(
         InvalidRequestError,
-        match=r"^messages\[1\]\.tool_calls\[0\]\.function\.arguments must be the JSON text of an object",
+        match=r"^messages\[1\]\.tool_calls\[0\]\.function\.arguments: must be the JSON text of an object",
     ):
         ChatTemplate(CHATML).render([USER, call_with(arguments)])
 

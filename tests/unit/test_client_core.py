@@ -42,6 +42,12 @@ def welcome(version: int = PROTOCOL_VERSION) -> bytes:
     return encode(Welcome(version, "g", "m", "ipc://out", 100, 50, ("generate", "embed"), MAX_BYTES))
 
 
+def welcome_of(instance: int, mark: int) -> bytes:
+    return encode(
+        Welcome(PROTOCOL_VERSION, "g", "m", "ipc://out", 9, 9, ("generate",), 99, mark=mark, instance=instance)
+    )
+
+
 def outputs(*items: Delta | Embedding) -> bytes:
     return encode(Outputs(list(items)))
 
@@ -428,3 +434,17 @@ def test_a_second_answer_to_attach_is_no_answer_to_anything_else(core: ClientCor
     assert not question.is_done
     core.receive(encode(Stats({"a": 1})))
     assert question.answer(Stats).values == {"a": 1}
+
+
+def test_another_group_at_the_same_address_is_the_end_of_this_one() -> None:
+    core = ClientCore()
+    question, _ = core.hello()
+    core.receive(welcome_of(3, 0))
+    running = submit(core)
+    core.receive(welcome_of(3, 1))
+    assert question.is_done and not running.is_done, "the same group has said it twice"
+    core.receive(welcome_of(4, 2))
+    with pytest.raises(EngineDeadError, match="another one has taken its place"):
+        running.raise_error()
+    with pytest.raises(EngineDeadError):
+        submit(core)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,26 @@ def test_every_token_is_the_one_without_graphs(
                 ids, max_new_tokens=6 + 3 * number, min_new_tokens=6 + 3 * number, do_sample=False
             )
         assert engines[1].tokens[2 * number] == expected[0, len(prompt) :].tolist()
+
+
+def test_nvtx_ranges_name_what_runs_and_change_nothing(
+    llama: tuple[Any, ModelConfig, Decoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    @contextmanager
+    def named(name: str) -> Iterator[None]:
+        names.append(name)
+        yield
+
+    monkeypatch.setattr("procengine.nvtx_executor.nvtx.range", named)
+    _, config, model = llama
+    engines = [Engine(TinyModel(config, TorchModel(model, nvtx=nvtx))) for nvtx in (False, True)]
+    for engine in engines:
+        assert names[1:] == []
+        engine.add(PROMPTS[0], 3)
+        engine.add(PROMPTS[1], 2, RowSampling(1, 0.9, features=RANDOM))
+        engine.run()
+    assert engines[1].tokens == engines[0].tokens
+    assert names[:2] == ["prepare", "forward 28 tokens of 2 rows, 0 decode"]
+    assert {"logits", "sample", "greedy"} <= set(names)

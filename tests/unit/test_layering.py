@@ -32,6 +32,8 @@ RUNNERS = (
     "procengine.decode_graphs",
     "procengine.device_streams",
     "procengine.fetch_pool",
+    "procengine.memory_profile",
+    "procengine.nvtx_executor",
     "procengine.send_arena",
     "procengine.runner",
     "procengine.embed_runner",
@@ -187,7 +189,8 @@ IMPURE = (
 # These names in these modules, and no other of the same module.
 PURE_EXCEPT = {
     ("procengine.bench.datasets", "datetime.datetime"),  # reads dates in a text, not the clock
-    ("procengine.workflows", "importlib"),  # the registry imports a part when somebody asks for it
+    ("procengine.workflows", "importlib"),
+    ("procengine.workflows", "importlib.metadata"),  # the registry imports a part when somebody asks for it
     ("procengine.workflows.generate", "procengine.config.LimitsConfig"),
     ("procengine.workflows.prompt", "procengine.config.LimitsConfig"),  # a frozen value, named as a type
     ("procengine.workflows.row_sampling", "procengine.config.LimitsConfig"),

@@ -22,9 +22,9 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.Abort("r"), b"\x92\xa5abort\xa1r"),
     (m.GetStats(True), b"\x92\xa9get_stats\xc3"),
     (
-        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate", "embed"), 4096, "hermes", 2, 5),
-        b"\x9c\xa7welcome\x01\xa1g\xa1m\xa7ipc://o\xcd\x01\x00\xcd\x03\xe8\x92\xa8generate\xa5embed\xcd\x10\x00"
-        b"\xa6hermes\x02\x05",
+        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate", "embed"), 4096, "hermes", 2, 5, ("no",), 9),
+        b"\x9e\xa7welcome\x01\xa1g\xa1m\xa7ipc://o\xcd\x01\x00\xcd\x03\xe8\x92\xa8generate\xa5embed\xcd\x10\x00"
+        b"\xa6hermes\x02\x05\x91\xa2no\x09",
     ),
     (m.Received("r", 2), b"\x93\xa8received\xa1r\x02"),
     (m.Lost(2, ["r", "s"], "why"), b"\x94\xa4lost\x02\x92\xa1r\xa1s\xa3why"),
@@ -110,6 +110,7 @@ GOLDEN: list[tuple[Message, bytes]] = [
         m.EmbedInput(1, 0, 2, 5, 4, (4, 3), "score", (1,)),
         b"\x99\xa5embed\x01\x00\x02\x05\x04\x92\x04\x03\xa5score\x91\x01",
     ),
+    (m.StepFailed(1, 0, 5, [7, 8], "e"), b"\x96\xabstep_failed\x01\x00\x05\x92\x07\x08\xa1e"),
     (m.WorkerReady(1, 0, 64), b"\x94\xacworker_ready\x01\x00\x40"),
     (
         m.StepResult(1, 0, 5, 2, True, 3, 1000, (6, 3)),
@@ -164,7 +165,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], Message], set[type]]] = {
     "frontend": (m.decode_from_frontend, {m.Register, m.Admitted, m.Finish, m.Replay, m.Resume}),
     "output": (m.decode_from_output, {m.TextStop, m.ClientGone, m.Resync, m.Delivered}),
     "step": (m.decode_step, {m.Begin, m.StepInput, m.EmbedInput}),
-    "worker": (m.decode_from_worker, {m.WorkerReady, m.StepResult, m.EmbedResult}),
+    "worker": (m.decode_from_worker, {m.WorkerReady, m.StepFailed, m.StepResult, m.EmbedResult}),
     "supervisor": (
         m.decode_from_supervisor,
         {
@@ -194,7 +195,7 @@ WITHOUT_TRAILING_FIELDS: list[tuple[str, list[Any], Message]] = [
     (
         "to_client",
         ["welcome", 1, "g", "m", "ipc://o", 256, 1000, ["generate"], 4096],
-        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate",), 4096, "none", 0, 0),
+        m.Welcome(1, "g", "m", "ipc://o", 256, 1000, ("generate",), 4096, "none", 0, 0, (), 0),
     ),
     ("to_client", ["outputs", [["delta", "r", 0, "t", [5]]]], m.Outputs([m.Delta("r", 0, "t", [5])])),
     ("to_client", ["outputs", [["embedding", "r", b"", [1]]]], m.Outputs([m.Embedding("r", b"", [1], "stop", None)])),

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from procengine.config import ModelConfig
+from procengine.decode_graphs import graph_sizes
 from procengine.device_streams import Event, HostStreams
-from procengine.kernels.operations import TORCH_OPERATIONS
+from procengine.kernels.backends import Conditions
+from procengine.kernels.operations import TORCH_OPERATIONS, open_operations
 from procengine.kernels.pooling import reference as pooling
 from procengine.models.llama import LlamaModel
 from procengine.models.new_tensors import NewTensors
@@ -24,6 +26,21 @@ from tests.unit.runner_engine import PROMPTS, VOCAB, Engine, TinyModel
 from tests.unit.simulated_worker import ToyMasks
 
 META = torch.device("meta")
+CONFIG = ModelConfig(
+    name="tiny",
+    path="",
+    format="safetensors",
+    architecture="llama",
+    vocab_size=VOCAB,
+    hidden_size=16,
+    intermediate_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-5,
+)
 
 
 class NoValues(HostStreams):
@@ -44,32 +61,21 @@ class AnyToken(ToyMasks):
 
 @pytest.fixture(scope="module")
 def model() -> TinyModel:
-    config = ModelConfig(
-        name="tiny",
-        path="",
-        format="safetensors",
-        architecture="llama",
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=32,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=4,
-        max_position_embeddings=128,
-        rms_norm_eps=1e-5,
-    )
     # Attention over prompts in plain torch is the one operation that may look: backends for a GPU do not.
     operations = replace(TORCH_OPERATIONS, paged_attention=lambda q, *_: torch.empty_like(q))
-    loaded = TorchModel(LlamaModel(config, NewTensors(torch.float32, META), operations))
+    loaded = TorchModel(LlamaModel(CONFIG, NewTensors(torch.float32, META), operations))
     loaded.arrays = TorchArrays(META, operations, NoValues())
-    return TinyModel(config, loaded)
+    return TinyModel(CONFIG, loaded)
 
 
 EVERYTHING = RANDOM | TOP_K | TOP_P | MIN_P | PENALTIES | BIAS | BAD_WORDS | EARLY_STOPS
 
 
-@pytest.mark.parametrize("options", [{}, {"decode_steps": 3}, {"num_speculative_tokens": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, *(pytest.param(one, marks=pytest.mark.slow) for one in ({"decode_steps": 3}, {"num_speculative_tokens": 3}))],
+    ids=str,
+)
 def test_steps_of_every_kind_need_no_value(model: TinyModel, options: dict[str, Any]) -> None:
     engine = Engine(model, max_num_batched_tokens=24, num_blocks=40, **options)
     engine.add(PROMPTS[0], 6)
@@ -87,3 +93,19 @@ def test_steps_of_every_kind_need_no_value(model: TinyModel, options: dict[str, 
 def test_pooling_needs_no_value(pool: Any) -> None:
     bounds = torch.empty(4, dtype=torch.int32, device=META)
     assert pool(torch.empty(9, 5, device=META), bounds).shape == (3, 5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("sizes", [(), graph_sizes(8)], ids=["eager", "graphs"])
+def test_steps_on_a_gpu_synchronise_nothing(sizes: tuple[int, ...]) -> None:
+    operations = open_operations("triton", Conditions("cuda"))
+    loaded = TorchModel(LlamaModel(CONFIG, NewTensors(torch.float32, "cuda"), operations), sizes)
+    for is_strict in (False, True):  # the first time compiles, and takes the memory that then goes round
+        engine = Engine(TinyModel(CONFIG, loaded), max_num_batched_tokens=24)
+        for number, prompt in enumerate(PROMPTS):
+            engine.add(prompt, 20, RowSampling(number, 0.9 * (number % 2), features=RANDOM * (number % 2)))
+        torch.cuda.set_sync_debug_mode("error" if is_strict else "default")
+        try:
+            engine.run()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

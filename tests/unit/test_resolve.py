@@ -45,6 +45,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("block_size", [1, 1024], [0, -16, 1025]),
     ("num_blocks", [1, 1 << 24], [0, -1, (1 << 24) + 1]),
     ("kv_cache_memory", [1, 1 << 40], [0, -1]),
+    ("gpu_memory_utilization", [0.01, 1], [0, 1.1]),
     ("max_num_seqs", [1, 2048], [0, -1, 65537]),
     ("max_num_batched_tokens", [256, 1 << 20], [0, -1, (1 << 20) + 1]),
     ("max_mixed_tokens", [2, 1 << 20], [1, 0, (1 << 20) + 1]),
@@ -283,6 +284,7 @@ def kernel_facts(config: EngineConfig) -> tuple[str, str, str, str]:
         ({}, ("native", "bfloat16", "bfloat16", "none")),
         ({"dtype": "bfloat16", "quantization": "int8"}, ("native", "bfloat16", "bfloat16", "int8")),
         ({"quantization": "int4", "kv_cache_dtype": "float32"}, ("native", "bfloat16", "float32", "int4")),
+        ({"kv_cache_dtype": "int8"}, ("native", "bfloat16", "int8", "none")),
         ({"kernels": "native", "quantization": "none"}, ("native", "bfloat16", "bfloat16", "none")),
         ({"dtype": "float32"}, ("torch", "float32", "float32", "none")),
         ({"dtype": "float16"}, ("torch", "float16", "float16", "none")),
@@ -324,6 +326,7 @@ def test_without_the_library_torch_computes(model: str) -> None:
         ({"quantization": "fp8"}, "quantization: fp8 is for GPUs, and for --kernels torch"),
         ({"kernels": "native", "dtype": "float16"}, "kernels: native .* dtype is float16"),
         ({"kernels": "native", "block_size": 7}, "kernels: native .* block_size must be even, not 7"),
+        ({"dtype": "float32", "kv_cache_dtype": "int8"}, r"kv_cache_dtype: .* dtype \(float32\), not int8"),
         ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, r"kv_cache_dtype: .* dtype \(float32\), not bfloat16"),
     ],
 )
@@ -337,8 +340,13 @@ def test_workers_share_cores_and_memory(model: str) -> None:
     assert resolved(model).worker.threads == num_cores
     assert resolved(model, workers=64).worker.threads == max(1, num_cores // 64)
     assert resolved(model, threads=3, workers=2).worker.threads == 3
-    assert 1 << 20 <= resolved(model, workers=64).cache.memory_bytes < resolved(model).cache.memory_bytes
+    one, many = (resolved(model, workers=workers).cache.memory_bytes for workers in (1, 64))
+    assert one is not None
+    assert many is not None
+    assert 1 << 20 <= many < one
     assert resolved(model, kv_cache_memory=12345).cache.memory_bytes == 12345
+    assert resolved(model, device="cuda").cache.memory_bytes is None, "what is left is known once the weights are there"
+    assert resolved(model, device="cuda", kv_cache_memory=12345).cache.memory_bytes == 12345
 
 
 def test_nothing_is_told_to_the_outside_unless_it_is_asked_for(model: str) -> None:
@@ -425,3 +433,33 @@ def test_unknown_option_is_an_error() -> None:
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_torch_takes_weights_of_few_bits(model: str, options: dict[str, Any], quantization: str) -> None:
     assert resolved(model, quantization=quantization, **options).worker.quantization == quantization
+
+
+# --- a GPU
+
+
+def test_graphs_are_for_a_gpu_unless_told_otherwise(model: str) -> None:
+    def uses_graphs(**options: Any) -> bool:
+        return resolved(model, **options).worker.uses_graphs
+
+    assert uses_graphs(device="cuda")
+    assert not uses_graphs(device="cuda", enforce_eager=True)
+    assert not uses_graphs(device="cpu", kernels="torch")
+    assert uses_graphs(device="cpu", kernels="torch", enforce_eager=False)
+    assert not uses_graphs(device="cpu")
+
+
+@pytest.mark.usefixtures("built")
+def test_an_attention_backend_is_for_the_torch_kernels(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"attention_backend: triton is for the torch kernels \(--kernels torch\)"):
+        resolved(model, device="cpu", attention_backend="triton")
+    assert resolved(model, device="cuda", kernels="auto").worker.attention_backend == "auto"
+
+
+def test_the_block_size_is_one_that_the_attention_backend_takes(model: str) -> None:
+    def block_size(**options: Any) -> int:
+        return resolved(model, device="cuda", **options).cache.block_size
+
+    assert block_size() == 16
+    assert block_size(attention_backend="flash_attn") == 256
+    assert block_size(attention_backend="flash_attn", block_size=512) == 512

@@ -77,7 +77,7 @@ def launch_all(dtype: torch.dtype) -> None:
     kv_cache.write_kv(k, v, cache, cache, slots)
     for kind in KINDS:
         matrix = quantize(torch.randn(48, 4096), kind)
-        # A tile as small, a large one, and weights written out: what differs between kinds is in the first.
+        # In a small tile, in a large one, and with weights written out; of the others, what differs is in the first.
         for num_rows in (1, 100, 200) if kind == "int4" else (1,):
             linear.quantized_linear(x[:1].repeat(num_rows, 1), matrix, weight[:48])
     starts, tables = torch.tensor([0, 1, 2, 4], dtype=torch.int32), torch.zeros(3, 200, dtype=torch.int32)

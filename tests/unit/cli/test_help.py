@@ -21,7 +21,8 @@ def parsers_of(
                 yield from parsers_of(sub, f"{path} {name}")
 
 
-PARSERS = dict(parsers_of(whole_parser()))
+WHOLE = whole_parser()
+PARSERS = dict(parsers_of(WHOLE))
 TAUGHT = {path: parser for path, parser in PARSERS.items() if not path.startswith("procengine keys ")}
 
 
@@ -56,7 +57,7 @@ def test_each_example_is_a_right_command_line(path: str, line: str) -> None:
     arguments = arguments_in(line)
     assert f"procengine {' '.join(arguments)} ".startswith(f"{path} "), "it is an example of its own command"
     if "--help" not in arguments:
-        whole_parser().parse_args(arguments)
+        WHOLE.parse_args(arguments)
 
 
 @pytest.mark.parametrize("path", PARSERS)

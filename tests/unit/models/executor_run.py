@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from procengine.config import DType, ModelConfig
+from procengine.config import KVCacheDType, ModelConfig
 from procengine.executor import ForwardBatch, Model
 from procengine.kv_tensors import KVTensors
 
@@ -26,7 +26,7 @@ class ExecutorRun:
         sequences: list[list[int]],
         *,
         block_size: int = 4,
-        kv_dtype: DType = "float32",
+        kv_dtype: KVCacheDType = "float32",
         poisoned: bool = True,
     ) -> None:
         self._sequences = sequences
@@ -35,7 +35,7 @@ class ExecutorRun:
         self._arrays = model.arrays
         cache: KVTensors[Any] = KVTensors(config, num_blocks, block_size, kv_dtype, self._arrays)
         if poisoned:  # what nobody wrote must not be read
-            nan = 0x7FC0 if cache.keys[0].dtype == np.uint16 else torch.nan
+            nan = {np.dtype(np.uint16): 0x7FC0, np.dtype(np.int8): -1}.get(cache.keys[0].dtype, torch.nan)
             for array in (*cache.keys, *cache.values):
                 array[:] = nan
         self.tables = np.random.default_rng(0).permutation(num_blocks).reshape(-1, per_row).astype(np.int32)

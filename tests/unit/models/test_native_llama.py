@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from procengine.config import DType, ModelConfig, Quantization
+from procengine.config import KVCacheDType, ModelConfig, Quantization
 from procengine.errors import ModelError
 from procengine.kernels.decoder.native import Decoder
 from procengine.kernels.linear.packed import PackedMatrix, gate_up_order
@@ -57,7 +57,7 @@ class Loaded(NamedTuple):
     reference: TorchModel
 
 
-def load(config: ModelConfig, quantization: Quantization, kv_dtype: DType = "bfloat16") -> Loaded:
+def load(config: ModelConfig, quantization: Quantization, kv_dtype: KVCacheDType = "bfloat16") -> Loaded:
     decoder = load_packed(config, open_weights(config), quantization, num_threads=2, progress=False)
     return Loaded(
         config, decoder, NativeModel(decoder, config.num_layers, kv_dtype), TorchModel(unpacked(config, decoder))
@@ -117,7 +117,7 @@ def test_logits_are_those_of_torch_with_the_same_weights(
 ) -> None:
     model = load(configs[kind], quantization)
     expected = ExecutorRun(model.reference, model.config, SEQUENCES).run(WHOLE)
-    kv_dtypes: tuple[DType, ...] = ("float32", "bfloat16")
+    kv_dtypes: tuple[KVCacheDType, ...] = ("float32", "bfloat16")
     for kv_dtype in kv_dtypes:
         found = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype=kv_dtype).run(WHOLE)
         for ours, theirs in zip(found, expected, strict=True):
@@ -159,6 +159,25 @@ def test_each_instruction_set_gives_the_logits(
         found = ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype="bfloat16").run(CHUNKS)
     for ours, theirs in zip(found, expected, strict=True):
         assert distance(ours, theirs) < CLOSENESS[quantization]
+
+
+@pytest.mark.parametrize("isa", list(library.Isa))
+def test_a_cache_of_int8_gives_nearly_the_logits_and_the_same_bits_however_cut(
+    isa: library.Isa, configs: dict[str, ModelConfig]
+) -> None:
+    if isa > library.best_isa():
+        pytest.skip(f"this CPU has no {isa.name}")
+    for kind in ("llama", "mistral-window"):
+        model = load(configs[kind], "int8")
+        expected = ExecutorRun(model.reference, model.config, SEQUENCES).run(WHOLE)
+        with library.forced_isa(isa):
+            whole, cut = (
+                ExecutorRun(model.native, model.config, SEQUENCES, kv_dtype="int8").run(plan)
+                for plan in (WHOLE, CHUNKS)
+            )
+        for ours, again, theirs in zip(whole, cut, expected, strict=True):
+            assert distance(ours, theirs) < 2 * CLOSENESS["int8"]
+            assert torch.equal(ours, again)
 
 
 def test_more_threads_change_nothing(configs: dict[str, ModelConfig]) -> None:

@@ -1,0 +1,90 @@
+"""What is left of a device's memory for keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from procengine.config import CacheConfig, EngineConfig, GroupConfig, ModelConfig, SchedulerConfig
+from procengine.decode_graphs import graph_sizes
+from procengine.device import Device
+from procengine.errors import ConfigError
+from procengine.kernels.operations import TORCH_OPERATIONS
+from procengine.memory_profile import largest_steps, left_for_cache
+from procengine.models.llama import LlamaModel
+from procengine.models.new_tensors import NewTensors
+from procengine.torch_executor import TorchModel
+
+CONFIG = ModelConfig(
+    name="tiny",
+    path="",
+    format="safetensors",
+    architecture="llama",
+    vocab_size=97,
+    hidden_size=16,
+    intermediate_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    max_position_embeddings=128,
+)
+
+
+class Memory:
+    """1000 bytes, and what is said of them."""
+
+    def __init__(self, used: int, peaks: list[int]) -> None:
+        self._used = used
+        self._peaks = iter(peaks)
+
+    def total(self) -> int:
+        return 1000
+
+    def used(self) -> int:
+        return self._used
+
+    def peak_of(self, work: Callable[[], object]) -> int:
+        work()
+        return next(self._peaks)
+
+
+def test_what_is_left_is_what_may_be_used_without_weights_and_steps() -> None:
+    done: list[str] = []
+    steps = [lambda: done.append("prompts"), lambda: done.append("decode")]
+    assert left_for_cache(Memory(300, [100, 50]), steps, 0.9) == 450
+    assert done == ["prompts", "decode"]
+
+
+def test_nothing_left_is_an_error_that_says_what_to_lower() -> None:
+    with pytest.raises(ConfigError, match="lower max_num_batched_tokens or max_num_seqs, raise gpu_memory_utilization"):
+        left_for_cache(Memory(850, [100]), [lambda: None], 0.9)
+
+
+def tiny(folder: Path, **cache: Any) -> tuple[TorchModel, EngineConfig]:
+    model = TorchModel(LlamaModel(CONFIG, NewTensors(torch.float32, "cpu"), TORCH_OPERATIONS), graph_sizes(5))
+    scheduler = SchedulerConfig(max_num_seqs=5, max_num_batched_tokens=300, max_model_len=128, max_embed_tokens=300)
+    return model, EngineConfig(CONFIG, GroupConfig("g", str(folder)), CacheConfig(**cache), scheduler)
+
+
+def test_the_largest_steps_run(tmp_path: Path) -> None:
+    """More tokens than one sequence may have, and as many rows as the largest graph."""
+    model, config = tiny(tmp_path)
+    steps = largest_steps(model, config)
+    assert len(steps) == 2
+    for step in steps:
+        step()
+
+
+def test_no_memory_for_the_pool_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 20 GiB")
+
+    model, config = tiny(tmp_path, num_blocks=10)
+    monkeypatch.setattr(type(model.arrays), "new", no_memory)
+    with pytest.raises(ConfigError, match=r"10 KV blocks .* lower num_blocks.* allocate 20 GiB"):
+        Device(config, model, 0)
