@@ -82,6 +82,7 @@ def test_logits_and_greedy_tokens(name: str, tmp_path: Path, caplog: pytest.LogC
     ("prefix", "changes", "message"),
     [
         ("Bloom", {"n_layer": 2, "n_head": 4}, "takes no positions"),
+        ("DeepseekV3", {"first_k_dense_replace": 2, "num_key_value_heads": 4}, "are not of"),
     ],
 )
 def test_what_our_attention_cannot_stand_for_is_refused(
