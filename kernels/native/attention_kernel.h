@@ -513,7 +513,15 @@ class ItemWorker {
     PE_ALWAYS_INLINE void widen_value(const int8_t* from, float scale, int64_t i) {
         uint32_t* const to = scratch_.values + i / Values::STEP * sizes_.padded_dim;
         if constexpr (Values::STEP == 1) {
-            for (int64_t d = 0; d < args_.head_dim; ++d) to[d] = bit_cast<uint32_t>(static_cast<float>(from[d]) * scale);
+            int64_t d = 0;
+#if defined(__AVX2__)
+            for (; d + 8 <= args_.head_dim; d += 8) {  // bytes may be anything's: the compiler dares not do it by itself
+                const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + d));
+                const __m256 wide = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+                _mm256_storeu_ps(reinterpret_cast<float*>(to + d), _mm256_mul_ps(wide, _mm256_set1_ps(scale)));
+            }
+#endif
+            for (; d < args_.head_dim; ++d) to[d] = bit_cast<uint32_t>(static_cast<float>(from[d]) * scale);
         } else {
             bf16* const halves = reinterpret_cast<bf16*>(to) + i % 2;
             for (int64_t d = 0; d < args_.head_dim; ++d) halves[2 * d] = to_bf16(static_cast<float>(from[d]) * scale);
