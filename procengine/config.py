@@ -125,6 +125,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     architecture: Literal[
         "llama", "mistral", "qwen2", "qwen3",
         "phi3", "olmo2", "granite", "smollm3", "gemma2", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe", "gpt2",
+        "transformers",  # another decoder, which runs on the modules of the package of that name
         "bert", "roberta", "xlm-roberta", "modernbert",
     ]  # fmt: skip
     vocab_size: int

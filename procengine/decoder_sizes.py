@@ -26,8 +26,8 @@ def decoder_sizes(config: ModelConfig) -> DecoderSizes:
 
 def why_not_decoder(config: ModelConfig) -> str | None:
     """What of `config` the native decoder does not know; None if it knows all."""
-    if config.architecture == "gpt2":
-        return "they do not have GPT-2's layers"
+    if config.architecture in ("gpt2", "transformers"):
+        return "they do not have layers of this architecture"
     plain, own = DecoderConfig(), config.decoder
     unknown = [name for name in own.__struct_fields__ if getattr(own, name) != getattr(plain, name)]
     if config.rope_scaling.kind == "longrope":

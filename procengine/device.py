@@ -137,6 +137,9 @@ def _graph_sizes(config: EngineConfig, attention: str) -> tuple[int, ...]:
 
     if not config.worker.uses_graphs:
         return ()
+    if config.model.architecture == "transformers":
+        logger.info("no graphs: transformers' modules may look at values, which a graph cannot")
+        return ()
     if config.model.decoder.experts is not None:
         logger.info("no graphs: which experts a step needs is known when it is routed, which a graph cannot wait for")
         return ()

@@ -7,10 +7,11 @@ not a wrong answer later.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from procengine.config import DType, ModelConfig
+from procengine.config import DType, ModelConfig, RopeScaling
 from procengine.hf_decoder import HuggingFaceDecoder
 from procengine.hf_embedding import read_embedding
 from procengine.hf_families import CLASSES, FAMILIES, Architecture
@@ -20,7 +21,7 @@ from procengine.model_limits import why_not_a_size
 
 __all__ = ["HuggingFaceConfig"]
 
-# GPT-2 has names of its own for what all have.
+# Names that GPT-2 and others have for what all have.
 _OTHER_KEYS = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -28,6 +29,12 @@ _OTHER_KEYS = {
     "n_positions": "max_position_embeddings",
     "n_inner": "intermediate_size",
     "layer_norm_epsilon": "rms_norm_eps",
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "num_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "num_heads": "num_attention_heads",
+    "max_seq_len": "max_position_embeddings",
 }
 _BIASED: tuple[Architecture, ...] = ("llama", "qwen3", "granite", "olmo2", "smollm3", "gemma2", "gemma3", "qwen3_moe")
 
@@ -41,10 +48,10 @@ class HuggingFaceConfig:
         self.config = self.folder.read_json("config.json")
         self.architecture = self._find_architecture()
         self.defaults = FAMILIES[self.architecture]
-        if self.architecture == "gpt2":
+        if self.architecture in ("gpt2", "transformers"):
             self.config = {_OTHER_KEYS.get(key, key): value for key, value in self.config.items()}
-            if self.config.get("intermediate_size") is None:
-                self.config["intermediate_size"] = 4 * self._size("hidden_size", self.defaults.hidden_size)
+        if self.architecture == "gpt2" and self.config.get("intermediate_size") is None:
+            self.config["intermediate_size"] = 4 * self._size("hidden_size", self.defaults.hidden_size)
 
     def resolve(self) -> ModelConfig:
         self._check_supported()
@@ -53,7 +60,9 @@ class HuggingFaceConfig:
         bos, eos = (_token_string(tokenizer_config.get(key)) for key in ("bos_token", "eos_token"))
         rope = HuggingFaceRope(self.folder, self.config, self.architecture)
         sizes = self._sizes()
-        rope.rotary_dim(sizes["head_dim"])
+        is_ours = self.architecture != "transformers"
+        if is_ours:
+            rope.rotary_dim(sizes["head_dim"])
         decoder = HuggingFaceDecoder(self.folder, self.config, self.architecture, sizes, rope)
         return ModelConfig(
             name=self.name,
@@ -62,8 +71,8 @@ class HuggingFaceConfig:
             architecture=self.architecture,
             **sizes,
             rms_norm_eps=float(self.config.get("rms_norm_eps", self.defaults.rms_norm_eps)),
-            rope_theta=rope.theta(),
-            rope_scaling=rope.scaling(),
+            rope_theta=rope.theta() if is_ours else 0.0,
+            rope_scaling=rope.scaling() if is_ours else RopeScaling(),
             tie_word_embeddings=bool(self.config.get("tie_word_embeddings", self.defaults.tie_word_embeddings)),
             qkv_bias=self._qkv_bias(),
             attention_output_bias=self._attention_bias(),
@@ -90,14 +99,17 @@ class HuggingFaceConfig:
         for architecture, family in FAMILIES.items():
             if not classes and model_type in (architecture, *family.other_names):
                 return architecture
+        if any(str(cls).endswith(("ForCausalLM", "LMHeadModel")) for cls in classes) and find_spec("transformers"):
+            return "transformers"
         raise self.folder.error(
-            f"the architecture {', '.join(classes) or model_type!r} is not supported; supported: {', '.join(CLASSES)}"
+            f"the architecture {', '.join(classes) or model_type!r} is not supported; supported: {', '.join(CLASSES)}; "
+            "and other decoders with the extra `transformers` installed"
         )
 
     def _check_supported(self) -> None:
         key, supported = self.defaults.activation_key, self.defaults.activation
         activation = self.config.get(key) or supported
-        if activation != supported:
+        if activation != supported and self.architecture != "transformers":
             raise self.folder.error(f"{key} {activation!r} is not supported; supported: {supported}")
         quantization = self.config.get("quantization_config")
         if quantization is not None:

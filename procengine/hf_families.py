@@ -13,6 +13,7 @@ __all__ = ["CLASSES", "FAMILIES", "Architecture", "Family"]
 Architecture = Literal[
     "llama", "mistral", "qwen2", "qwen3",
     "phi3", "olmo2", "granite", "smollm3", "gemma2", "gemma3", "mixtral", "qwen2_moe", "qwen3_moe", "gpt2",
+    "transformers",
 ]  # fmt: skip
 
 
@@ -69,6 +70,8 @@ FAMILIES: dict[Architecture, Family] = {
         hidden_size=768, num_layers=12, num_heads=12, rms_norm_eps=1e-5, bos_token_id=50256, eos_token_id=50256,
         tie_word_embeddings=True, activation="gelu_new", activation_key="activation_function",
     ),
+    # Any other: its files state what there is no telling without.
+    "transformers": Family(0, 1, 0, None, hidden_size=0, num_layers=0, num_heads=0, activation=""),
 }  # fmt: skip
 
 CLASSES: dict[str, Architecture] = {

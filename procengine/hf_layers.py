@@ -16,7 +16,7 @@ __all__ = ["HuggingFaceLayers"]
 _DEFAULT_WINDOW: dict[Architecture, int | None] = {"mixtral": None, "phi3": None, "smollm3": None}
 _WINDOW = 4096  # of the other families
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-_NEVER: tuple[Architecture, ...] = ("llama", "olmo2", "granite", "gpt2")
+_NEVER: tuple[Architecture, ...] = ("llama", "olmo2", "granite", "gpt2", "transformers")
 _ALWAYS: tuple[Architecture, ...] = ("mistral", "mixtral", "phi3")  # in all layers, if there is a window
 _IF_USED: tuple[Architecture, ...] = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3")  # use_sliding_window
 

@@ -323,6 +323,8 @@ def _quantization(args: EngineArgs, model: ModelConfig, device: Device, why_not_
 
 
 def _check_groups(quantization: Quantization, model: ModelConfig) -> None:
+    if model.architecture == "transformers":
+        raise ConfigError(f"quantization: {quantization} is not for models that transformers' modules run")
     sizes = {name: getattr(model, name) for name in ("hidden_size", "intermediate_size")}
     for name, size in {**sizes, "num_heads * head_dim": model.num_heads * model.head_dim}.items():
         if size % _QUANTIZED_GROUP:

@@ -17,7 +17,7 @@ from procengine.kernels.linear.quantized import WeightKind
 from procengine.kernels.operations import Operations
 from procengine.models.new_tensors import NewTensors
 
-__all__ = ["AttentionCallback", "Decoder", "DecoderClass", "DecoderLayer"]
+__all__ = ["AttentionCallback", "Decoder", "DecoderClass", "DecoderLayer", "LoadableDecoder"]
 
 # attention(layer_index, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D], rotation) -> [T, H, D]. Queries and keys are not yet
 # turned: whoever attends turns them, in the pass that stores the keys if it can. None: they are not to be turned.
@@ -83,6 +83,21 @@ class Decoder(Protocol):
         """How the blocks' matrices are rounded; "none" if they are not."""
         ...
 
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback) -> Tensor:
+        """Hidden states after the final norm, [T, hidden_size] in the model's dtype.
+
+        input_ids, positions: int32 or int64 [T], tokens of any number of sequences; `attention` knows which is which.
+        """
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits. hidden: [S, hidden_size], rows of `forward`'s result; returns float32 [S, vocab_size]."""
+        ...
+
+
+class LoadableDecoder(Decoder, Protocol):
+    """A model whose weights `loader` fills."""
+
     @property
     def layers(self) -> Sequence[DecoderLayer]:
         """Its blocks."""
@@ -108,21 +123,10 @@ class Decoder(Protocol):
         """Rounds the head; the embedding, of which a step reads a few rows, stays as it is."""
         ...
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback) -> Tensor:
-        """Hidden states after the final norm, [T, hidden_size] in the model's dtype.
-
-        input_ids, positions: int32 or int64 [T], tokens of any number of sequences; `attention` knows which is which.
-        """
-        ...
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits. hidden: [S, hidden_size], rows of `forward`'s result; returns float32 [S, vocab_size]."""
-        ...
-
 
 class DecoderClass(Protocol):
     """An implementation: makes a model with uninitialised weights, those of layers by `in_layers`."""
 
     def __call__(
         self, config: ModelConfig, new: NewTensors, operations: Operations, in_layers: NewTensors | None = None
-    ) -> Decoder: ...
+    ) -> LoadableDecoder: ...

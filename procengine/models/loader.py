@@ -5,6 +5,7 @@ Owns: checking a checkpoint against the model and filling the weights. Never doe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -18,12 +19,14 @@ from procengine.config import ModelConfig, Quantization
 from procengine.errors import ModelError
 from procengine.kernels.linear.quantized import WeightKind
 from procengine.kernels.operations import TORCH_OPERATIONS, Operations
-from procengine.models.decoder import Decoder, DecoderLayer
+from procengine.models.decoder import Decoder, DecoderLayer, LoadableDecoder
 from procengine.models.new_tensors import NewTensors
 from procengine.models.registry import find_implementation
 from procengine.models.weights import WeightSource, open_weights
 
 __all__ = ["destinations", "load_model", "read_into"]
+
+logger = logging.getLogger(__name__)
 
 
 def load_model(
@@ -40,6 +43,11 @@ def load_model(
     `quantization`, at the rounded model plus a block in float32. Raises ModelError naming the tensor that is missing,
     of the wrong shape or of an unreadable type. `progress` draws a bar on stderr.
     """
+    if config.architecture == "transformers":
+        from procengine.models.transformers_model import load_transformers
+
+        logger.info("%s: no implementation of ours, so transformers' modules run, with our attention", config.name)
+        return load_transformers(config, dtype, device, operations)
     implementation = find_implementation(config.architecture)
     with torch.inference_mode():
         source = open_weights(config)
@@ -59,14 +67,14 @@ def load_model(
     return model
 
 
-def _fill(model: Decoder, source: WeightSource, bar: tqdm) -> None:
+def _fill(model: LoadableDecoder, source: WeightSource, bar: tqdm) -> None:
     _read_all(source, list(destinations(model)), bar)
     model.settle_outer()
     for layer in model.layers:
         layer.settle()
 
 
-def _fill_rounded(model: Decoder, source: WeightSource, kind: WeightKind, new: NewTensors, bar: tqdm) -> None:
+def _fill_rounded(model: LoadableDecoder, source: WeightSource, kind: WeightKind, new: NewTensors, bar: tqdm) -> None:
     """Layer by layer, each in float32 first."""
     _read_all(source, list(model.outer_destinations()), bar)
     model.settle_outer()
@@ -79,14 +87,14 @@ def _fill_rounded(model: Decoder, source: WeightSource, kind: WeightKind, new: N
     model.quantize_head("int8" if kind == "int4" else kind)
 
 
-def destinations(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+def destinations(model: LoadableDecoder) -> Iterator[tuple[str, Tensor]]:
     """Every checkpoint tensor that the model needs, with the (slice of a) tensor it fills."""
     yield from model.outer_destinations()
     for index, layer in enumerate(model.layers):
         yield from _in_layer(model, index, layer)
 
 
-def _in_layer(model: Decoder, index: int, layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
+def _in_layer(model: LoadableDecoder, index: int, layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in layer.destinations():
         yield model.layer_prefix(index) + name, tensor
 

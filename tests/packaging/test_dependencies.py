@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORT_ROOT = {"pyzmq": "zmq"}
 
 # Imported only where present: the extras, and backends that come with a GPU build of torch or alone.
-OPTIONAL = {"flash_attn", "huggingface_hub", "matplotlib", "opentelemetry", "triton"}
+OPTIONAL = {"flash_attn", "huggingface_hub", "matplotlib", "opentelemetry", "transformers", "triton"}
 
 
 def declared() -> set[str]:

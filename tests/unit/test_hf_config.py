@@ -162,7 +162,7 @@ def test_layers_without_the_window(tmp_path: Path, keys: dict[str, Any], layers:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({**LLAMA, "architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM.*not supported.*LlamaForCausalLM"),
+        ({**LLAMA, "architectures": ["T5ForConditionalGeneration"]}, "T5For.*not supported.*LlamaForCausalLM"),
         ({**without(LLAMA, "architectures"), "model_type": "bloom"}, "bloom.*not supported"),
         ({**LLAMA, "rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope.*supported: default"),
         ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic.*not supported"),
@@ -189,6 +189,19 @@ def test_layers_without_the_window(tmp_path: Path, keys: dict[str, Any], layers:
 def test_what_cannot_be_run_exactly_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=f"model: .*{message}"):
         resolve(tmp_path, config)
+
+
+def test_other_decoders_are_for_transformers_if_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {**LLAMA, "architectures": ["GemmaForCausalLM"], "hidden_act": "gelu"}
+    config = resolve(tmp_path, other)
+    assert (config.architecture, config.num_layers, config.head_dim) == ("transformers", 2, 16)
+    with pytest.raises(ModelError, match="hidden_size is 0"):
+        resolve(tmp_path, without(other, "hidden_size"))
+    monkeypatch.setattr("procengine.hf_config.find_spec", lambda _: None)
+    with pytest.raises(ModelError, match=r"'GemmaForCausalLM' is not supported.*extra `transformers`"):
+        resolve(tmp_path, other)
 
 
 def test_end_tokens_of_config_generation_config_and_tokenizer(tmp_path: Path) -> None:
