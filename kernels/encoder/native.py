@@ -24,7 +24,7 @@ Float32s = NDArray[np.float32]
 Int32s = NDArray[np.int32]
 
 ACTIVATIONS: Final = ("gelu", "gelu_tanh", "relu", "silu")  # `EncoderActivation`
-_PANEL, _GROUP, _STEP = 16, 64, 32  # WIDE_PANEL, WIDE_GROUP, WIDE_STEP
+_PANEL, _GROUP, _STEP = 16, 16, 32  # WIDE_PANEL, WIDE_GROUP, WIDE_STEP
 _ALIGNMENT = 64
 
 
@@ -40,7 +40,7 @@ class _Matrix(ctypes.Structure):
 
 
 class WideMatrix:
-    """W [outputs, inputs] as integers of 14 bits with a float32 scale for each 64 of a row; new ones are zero."""
+    """W [outputs, inputs] as integers of 14 bits with a float32 scale for each 16 of a row; new ones are zero."""
 
     def __init__(self, outputs: int, inputs: int) -> None:
         panels, padded = -(-outputs // _PANEL), -(-inputs // _STEP) * _STEP

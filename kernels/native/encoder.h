@@ -1,9 +1,8 @@
 // A forward pass of a bidirectional encoder (BERT, RoBERTa, ModernBERT) in one call: embedding, all layers, final norm.
 //
 // There is no cache: every sequence is whole, and sequences stand one behind the other without padding. The residual
-// stream, attention and all norms are float32. Weights and the activations that meet them are 14-bit integers with a
-// float32 scale for each 64 of a row: their products add up exactly in 32 bits, two of them an instruction, and what
-// rounding adds to a vector is thirty times less than bfloat16 would.
+// stream, attention and all norms are float32. Weights and the activations that meet them are 14-bit integers (and a
+// sign) with a float32 scale for each 16 of a row: their products add up exactly in 32 bits, two of them an instruction.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +13,9 @@
 namespace pe {
 
 constexpr int64_t WIDE_PANEL = 16;   // outputs of a panel
-constexpr int64_t WIDE_GROUP = 64;   // consecutive inputs that share a scale; a row's last group may be smaller
+constexpr int64_t WIDE_GROUP = 16;   // consecutive inputs that share a scale; a row's last group may be smaller
 constexpr int64_t WIDE_STEP = 32;    // inputs are padded to a multiple of it, with zeros
-constexpr float WIDE_PEAK = 5792.0f; // 5792^2 * 64 < 2^31: the sum of a group never overflows
+constexpr float WIDE_PEAK = 11585.0f; // 11585^2 * 16 < 2^31: the sum of a group never overflows
 
 static inline int64_t wide_inputs(int64_t inputs) { return (inputs + WIDE_STEP - 1) / WIDE_STEP * WIDE_STEP; }
 static inline int64_t wide_groups(int64_t inputs) { return (inputs + WIDE_GROUP - 1) / WIDE_GROUP; }

@@ -85,7 +85,7 @@ def test_native_kernels_come_close_and_a_row_depends_on_itself_alone(family: str
     for ids, found in zip(batch, together, strict=True):
         wanted = expected(family, ids)
         cosines = (found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)
-        assert cosines.min() > 1 - 2e-5  # random weights magnify what rounding leaves
+        assert cosines.min() > 1 - 2e-6  # random weights magnify what rounding leaves
         np.testing.assert_array_equal(encode(model, family, [ids])[0], found)
 
 
@@ -105,7 +105,7 @@ def test_every_instruction_set_gives_the_same(isa: library.Isa, tmp_path: Path) 
 def test_hidden_states_of_any_layer(make: Any, layer: int, tmp_path: Path) -> None:
     model, (ids,) = make("modernbert", tmp_path), sequences((40,))
     (found,) = encode(model, "modernbert", [ids], layer)
-    np.testing.assert_allclose(found, expected("modernbert", ids, layer), atol=0.05)
+    np.testing.assert_allclose(found, expected("modernbert", ids, layer), atol=0.02)
 
 
 @native
