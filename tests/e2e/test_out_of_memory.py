@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from procengine import Client, RequestFailedError, SamplingParams
 from procengine.groups import find_group
@@ -33,7 +36,10 @@ def ask(group: RunningGroup, prompt: list[int]) -> list[int] | str:
     return output.outputs[0].token_ids
 
 
-def test_a_step_without_memory_fails_its_requests_and_not_the_worker(tiny_llama: TinyCase) -> None:
+def test_a_step_without_memory_fails_its_requests_and_not_the_worker(
+    tiny_llama: TinyCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where the worker finds it
     answers = {tuple(p): r.token_ids for p, r in zip(tiny_llama.prompts, tiny_llama.runs, strict=True)}
     short = [p for p in answers if len(p) + MAX_TOKENS < LONGEST][:3]
     long = next(p for p in answers if len(p) > LONGEST)

@@ -29,6 +29,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_every_kernel_compiles_for_a_gpu_and_fits(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
