@@ -180,8 +180,12 @@ class Output:
             return
         if isinstance(header, (StepFailed, WorkerReady)):  # for the frontend
             return
+        postprocessor = self._postprocessors.get(header.workflow)
+        if postprocessor is None:
+            self._strays.drop(socket, f"there is no workflow {header.workflow!r:.40}")
+            return
         decoded_ns = time.monotonic_ns()
-        gaps = self._postprocessors[header.workflow].take_result(header, np.frombuffer(frames[1], np.int32))
+        gaps = postprocessor.take_result(header, np.frombuffer(frames[1], np.int32))
         self._ask_for(gaps)
         self._spans.record(
             _RESULT_TAKEN,

@@ -11,7 +11,7 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,7 +91,7 @@ def main(child: Child) -> None:
         name="send",
     )
     sender.start()
-    receive_args = (step_socket, steps, identity.epoch)
+    receive_args = (step_socket, steps, identity.epoch, child.config.model.workflows)
     threading.Thread(target=_receive_steps, args=receive_args, name="receive", daemon=True).start()
     threading.Thread(target=_obey_supervisor, args=(child, steps), name="control", daemon=True).start()
     try:
@@ -153,7 +153,12 @@ def _run_step(
         num_tokens = num_rows  # of the next pass, if there is one: it may have fewer
 
 
-def _receive_steps(socket: zmq.Socket[bytes], steps: queue.SimpleQueue[Step | Begin | None], epoch: int) -> None:
+def _receive_steps(
+    socket: zmq.Socket[bytes],
+    steps: queue.SimpleQueue[Step | Begin | None],
+    epoch: int,
+    workflows: Collection[str],
+) -> None:
     """What was sent to a worker that is gone, or by a frontend that is, goes no further: it may come late."""
     frontend_epoch, next_id = 0, -1  # of steps; -1 is any
     strays = StrayFrames("worker")
@@ -169,6 +174,9 @@ def _receive_steps(socket: zmq.Socket[bytes], steps: queue.SimpleQueue[Step | Be
             if header.epoch >= frontend_epoch:
                 frontend_epoch, next_id = header.epoch, -1
                 steps.put(header)
+            continue
+        if header.workflow not in workflows:
+            strays.drop("steps", f"there is no workflow {header.workflow!r:.40}")
             continue
         if header.epoch != epoch or epoch_of(header.step_id) < frontend_epoch:
             continue
