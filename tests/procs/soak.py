@@ -58,7 +58,7 @@ class SoakReport:
     def bytes_per_request(self, role: str) -> float:
         """Slope of the resident memory in the second half of the run; 0 if it has one sample only.
 
-        By least squares through the least of each eighth: what is taken for a moment, to write a crash record, comes and
+        By least squares through the least of each eighth: what a crash record takes while it is written comes and
         goes in steps of 16 MB and more, and a leak lifts what lies below.
         """
         half = len(self.ended) // 2
