@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from procengine.config import EngineConfig
 from procengine.encoder_model import EncoderModel, NativeEncoderModel, TorchEncoderModel
-from procengine.errors import ConfigError, ProtocolError
+from procengine.errors import ConfigError
 from procengine.messages import EmbedInput, StepInput
 from procengine.models.encoder_weights import EncoderCheckpoint, EncoderHead
 from procengine.models.weights import open_weights
@@ -51,8 +51,6 @@ class EncoderDevice:
         """There are none."""
 
     def _open_runner(self, workflow: str) -> Any:
-        if workflow not in self.config.model.workflows or not find_workflow(workflow).encode:
-            raise ProtocolError(f"workflow {workflow!r} does not run on an encoder")
         runner = load_part(find_workflow(workflow).encode)(self)
         self._runners[workflow] = runner
         return runner

@@ -78,10 +78,12 @@ class Scheduler:
     @property
     def would_take_another(self) -> bool:
         """Whether the next step is going to hold a prompt, and has room for that of a request not yet here."""
+        if not self.would_prefill:
+            return False
         num_left = self.limits.prompt_tokens_beside(self._decode_slots.size)
         for request in self._prefilling:
             num_left -= int(self.table.num_tokens[request.slot] - self.table.num_computed[request.slot])
-        return self.would_prefill and not self.waiting.holds_tokens(num_left)
+        return not self.waiting.holds_tokens(num_left)
 
     def add(self, request: Request) -> None:
         """Queue a request whose prompt fits the pool (`SchedulerLimits.pool_tokens`)."""
