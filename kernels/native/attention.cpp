@@ -10,6 +10,7 @@ namespace {
 AttentionKernels kernels(int32_t kv_dtype) {
 #if defined(__x86_64__)
     switch (isa()) {
+        case AMX:
         case AVX512: return attention_kernels_avx512(kv_dtype);
         case AVX2: return attention_kernels_avx2(kv_dtype);
         default: break;
