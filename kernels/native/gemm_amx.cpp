@@ -307,34 +307,73 @@ void bf16_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, 
     leaving.put(ROWS);
 }
 
-// Integer weights and more rows than go together: each panel becomes bf16 while the one before is multiplied.
+// Units' panels on their way to bf16, step by step, into one of two places each.
+template <WeightFormat FORMAT, int CHUNK>
+class PanelsAhead {
+  public:
+    PanelsAhead(const PackedMatrix& w, Range units, uint8_t* memory)
+        : w_(w),
+          spreader_(w, units.begin % w.panels()),
+          memory_(memory),
+          k_steps_(w.inputs / K_STEP),
+          unit_(units.begin),
+          end_(units.end) {}
+
+    uint8_t* at(int64_t unit, int64_t step) const {
+        return memory_ + ((unit & 1) * k_steps_ + step) * K_STEP * K_BYTES;
+    }
+
+    // The next step, unless it is of a unit behind `last`, whose place is in use.
+    PE_ALWAYS_INLINE void step(int64_t last) {
+        if (unit_ > last || unit_ == end_) return;
+        spreader_.step(at(unit_, step_));
+        if (++step_ < k_steps_) return;
+        step_ = 0;
+        if (++unit_ % w_.panels() == 0) spreader_ = Spreader<FORMAT, CHUNK>(w_, 0);
+    }
+
+    void finish(int64_t unit) {
+        while (unit_ <= unit && unit_ < end_) step(unit);
+    }
+
+  private:
+    const PackedMatrix& w_;
+    Spreader<FORMAT, CHUNK> spreader_;
+    uint8_t* const memory_;
+    const int64_t k_steps_;
+    int64_t unit_, step_ = 0;
+    const int64_t end_;
+};
+
+constexpr int64_t LEAD = 4;  // steps: a store takes its time to where tiles are loaded from
+
+// Integer weights and more rows than go together: each panel becomes bf16 while the one before is multiplied; the first, just
+// before its first rows.
 template <WeightFormat FORMAT, int CHUNK, bool SILU, typename Out>
 void int_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& e, Range units) {
     const int64_t panels = w.panels(), blocks = linear_units(w, num_rows) / panels, k_steps = w.inputs / K_STEP;
-    uint8_t* const memory = thread_scratch(2 * w.inputs * K_BYTES);
-    const auto bytes_of = [&](int64_t unit, int64_t step) {
-        return memory + (unit & 1) * w.inputs * K_BYTES + step * K_STEP * K_BYTES;
-    };
-    Spreader<FORMAT, CHUNK> spreader(w, units.begin % panels);
-    for (int64_t step = 0; step < k_steps; ++step) spreader.step(bytes_of(units.begin, step));
+    PanelsAhead<FORMAT, CHUNK> ahead(w, units, thread_scratch(2 * w.inputs * K_BYTES));
+    for (int64_t step = 0; step < LEAD; ++step) ahead.step(units.begin);
     Leaving<SILU, Out> leaving(e, OUTPUT_FACTOR);
     Sums sums[2];
     int turn = 0;
     for (int64_t unit = units.begin; unit < units.end; ++unit) {
         const Range rows = rows_of_block(num_rows, unit / panels, blocks);
         const PanelOutputs outputs(e, unit % panels * PANEL, w.outputs);
-        if ((unit + 1) % panels == 0) spreader = Spreader<FORMAT, CHUNK>(w, 0);
-        const int64_t every = ceil_div(rows.size(), ROWS);  // of the steps, one is one for the next panel too
-        int64_t spread = unit + 1 < units.end ? 0 : k_steps, count = 0;
+        const int64_t row_blocks = ceil_div(rows.size(), ROWS);
+        int64_t wait = 0;
+        if (unit > units.begin) ahead.finish(unit);
         for (int64_t first = rows.begin; first < rows.end; first += ROWS, turn ^= 1) {
+            const bool is_start = unit == units.begin && first == rows.begin;
+            const int64_t every = is_start ? 1 : row_blocks - (unit == units.begin);
             const Range part{first, rows.end - first < ROWS ? rows.end : first + ROWS};
-            const auto of_step = [&](int64_t step) { return bytes_of(unit, step); };
+            const auto of_step = [&](int64_t step) PE_LAMBDA_INLINE { return ahead.at(unit, step); };
             multiply_rows(part.size(), of_step, k_steps, x.rows + first * x.stride, x.stride, sums[turn],
                           [&](int64_t) PE_LAMBDA_INLINE {
                               leaving.put(ceil_div(ROWS, k_steps));
-                              if (++count < every || spread == k_steps) return;
-                              spreader.step(bytes_of(unit + 1, spread++));
-                              count = 0;
+                              if (++wait < every) return;
+                              wait = 0;
+                              ahead.step(unit + 1);
                           });
             leaving.start(sums[turn], outputs, part);
         }
@@ -345,7 +384,7 @@ void int_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, c
 // The same for rows that go together: what becomes bf16 is used once, soon, and never leaves the first-level cache.
 template <WeightFormat FORMAT, int CHUNK, bool SILU, typename Out>
 void few_rows_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& e, Range units) {
-    constexpr int64_t SLOTS = 8, LEAD = 4;  // a store takes its time to where tiles are loaded from
+    constexpr int64_t SLOTS = 2 * LEAD;
     alignas(64) uint8_t ring[SLOTS][K_STEP * K_BYTES];
     const int64_t k_steps = w.inputs / K_STEP;
     int64_t left = units.size() * k_steps, spread = 0, used = 0;
