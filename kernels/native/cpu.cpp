@@ -1,6 +1,13 @@
 #include "cpu.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "abi.h"
 
@@ -20,12 +27,30 @@ Isa detect() {
     return PORTABLE;
 }
 
+bool ask_for_amx() {
+#if defined(__x86_64__)
+    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
+    constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25;
+    constexpr unsigned ALL = AMX_BF16 | AMX_TILE | AMX_INT8;
+    unsigned a, b, c, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & ALL) != ALL) return false;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+
 const Isa best = detect();
 std::atomic<Isa> current{best};
 
 }  // namespace
 
 Isa isa() { return current.load(std::memory_order_relaxed); }
+
+bool amx_ready() {
+    static const bool is_ready = ask_for_amx();
+    return is_ready;
+}
 
 }  // namespace pe
 

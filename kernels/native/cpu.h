@@ -15,4 +15,7 @@ enum Isa : int32_t {
 // The level in use. Dispatch on it once per call, not per row.
 Isa isa();
 
+// Whether the tiles of AMX (BF16 and INT8) may be used. Asks the system for the permission at the first call.
+bool amx_ready();
+
 }  // namespace pe
