@@ -122,6 +122,12 @@ class TileWorker {
     }
 
   private:
+    // Of a partition, DEPTH keys each.
+    struct Steps {
+        int64_t first;
+        int64_t end;
+    };
+
     // As many tokens as make whole pairs of tiles, if that is possible.
     static int64_t whole_tiles(const AttentionArgs& args, int64_t most_tokens) {
         const int64_t group = args.num_heads / args.num_kv_heads;
@@ -209,17 +215,13 @@ class TileWorker {
             return;
         }
         multiply_keys<TILES>(row, begin / SIDE, ceil_div(end, SIDE));
-        const int64_t first_step = begin / DEPTH, end_step = ceil_div(end, DEPTH);
-        for (int64_t r = row; r < row_end; ++r) {
-            float* const scores = scores_at((r - row) / SIDE, 0) + (r - row) % SIDE * SIDE;
-            float* const sums = states.sums + r * sizes_.state_stride;
-            const int64_t from = rows_begin_[r] - first_key_, to = rows_end_[r] - first_key_;
-            if (from <= first_step * DEPTH && to >= end_step * DEPTH)
-                take_scores<false>(scores, first_step, end_step, 0, 0, states.highest[r], sums);
-            else
-                take_scores<true>(scores, first_step, end_step, from, to, states.highest[r], sums);
-        }
-        multiply_values<TILES>(states.sums + row * sizes_.state_stride + LANES, first_step, end_step);
+        const Steps steps{begin / DEPTH, ceil_div(end, DEPTH)};
+        const auto scores_of = [&](int64_t r) { return scores_at((r - row) / SIDE, 0) + (r - row) % SIDE * SIDE; };
+        // All maxima before the first power: no row waits for its own.
+        for (int64_t r = row; r < row_end; ++r) states.highest[r] = highest_score(r, scores_of(r), steps);
+        for (int64_t r = row; r < row_end; ++r)
+            take_scores(r, scores_of(r), steps, states.highest[r], states.sums + r * sizes_.state_stride);
+        multiply_values<TILES>(states.sums + row * sizes_.state_stride + LANES, steps);
     }
 
     float* scores_at(int64_t row_tile, int64_t key_tile) const {
@@ -241,12 +243,12 @@ class TileWorker {
         }
     }
 
-    // sums = probabilities x values, over steps first .. end.
+    // sums = probabilities x values.
     template <int TILES>
-    void multiply_values(float* sums, int64_t first, int64_t end) const {
+    void multiply_values(float* sums, Steps steps) const {
         for (int64_t d = 0; d < args_.head_dim; d += 2 * SIDE) {
             clear_sums<TILES>();
-            for (int64_t step = first; step < end; ++step)
+            for (int64_t step = steps.first; step < steps.end; ++step)
                 add_products<TILES>(scores_at(0, 2 * step), scores_at(1, 2 * step), values_[step] + d,
                                     values_[step] + d + SIDE, 4 * args_.head_dim);
             store_sums<TILES>(sums + d, sums + SIDE * sizes_.state_stride + d, SIDE, 4 * sizes_.state_stride);
@@ -288,35 +290,48 @@ class TileWorker {
         _tile_stored(2, lower, stride);
     }
 
-    // The softmax of one row's scores over steps first .. end, of which it sees keys `from` to `to`: probabilities take
-    // their place, their largest is `highest`, and the first vector of `sums` what they add up to.
-    template <bool IS_MASKED>
-    PE_ALWAYS_INLINE void take_scores(float* scores, int64_t first, int64_t end, int64_t from, int64_t to, float& highest,
-                                      float* sums) const {
-        const i32v begin = splat_int(static_cast<int32_t>(most(from, 0)));
-        const i32v past = splat_int(static_cast<int32_t>(least(to, KEYS)));
-        const auto seen = [&](int64_t tile, f32v v, float otherwise) {
-            if (!IS_MASKED) return v;
-            const i32v at = lane_index() + splat_int(static_cast<int32_t>(tile * SIDE));
-            return (at >= begin) & (at < past) ? v : splat(otherwise);
-        };
+    // Of those that a row sees.
+    PE_ALWAYS_INLINE float highest_score(int64_t row, const float* scores, Steps steps) const {
         f32v tops[2] = {splat(NOTHING), splat(NOTHING)};
-        for (int64_t tile = 2 * first; tile < 2 * end; tile += 2)
-            for (int i = 0; i < 2; ++i) tops[i] = max(tops[i], seen(tile + i, load(scores + (tile + i) * WORDS), NOTHING));
-        const float now = reduce_max(max(tops[0], tops[1]));
-        highest = now;
-        const f32v scale = splat(scale_), offset = splat(-now * scale_);
+        each_step(row, steps, [&](int64_t step, const auto& seen) {
+            for (int i = 0; i < 2; ++i) tops[i] = max(tops[i], seen(i, load(scores + (2 * step + i) * WORDS), NOTHING));
+        });
+        return reduce_max(max(tops[0], tops[1]));
+    }
+
+    // A row's probabilities take the place of its scores; the first vector of `sums` is what they add up to.
+    PE_ALWAYS_INLINE void take_scores(int64_t row, float* scores, Steps steps, float highest, float* sums) const {
+        const f32v scale = splat(scale_), offset = splat(-highest * scale_);
         f32v totals[2] = {};
-        for (int64_t tile = 2 * first; tile < 2 * end; tile += 2) {
+        each_step(row, steps, [&](int64_t step, const auto& seen) {
             f32v p[2];
             for (int i = 0; i < 2; ++i) {
-                const f32v power = exp2_of_negative(fma(load(scores + (tile + i) * WORDS), scale, offset));
-                p[i] = seen(tile + i, power, 0.0f);
+                const f32v exponents = fma(load(scores + (2 * step + i) * WORDS), scale, offset);
+                p[i] = seen(i, exp2_of_negative(exponents), 0.0f);
                 totals[i] += p[i];
             }
-            store_pairs(scores + tile * WORDS, p[0], p[1]);
-        }
+            store_pairs(scores + 2 * step * WORDS, p[0], p[1]);
+        });
         store(sums, totals[0] + totals[1]);
+    }
+
+    // Calls visit(step, seen), where seen(i, values, otherwise) are the values of the step's i-th vector that belong to
+    // keys which the row sees: in most steps all.
+    template <typename Visit>
+    PE_ALWAYS_INLINE void each_step(int64_t row, Steps steps, const Visit& visit) const {
+        const int64_t from = rows_begin_[row] - first_key_, to = rows_end_[row] - first_key_;
+        const i32v begin = splat_int(static_cast<int32_t>(most(from, 0)));
+        const i32v past = splat_int(static_cast<int32_t>(most(least(to, KEYS), 0)));
+        const auto some = [&](int64_t step) {
+            visit(step, [&](int i, f32v v, float otherwise) {
+                const i32v at = lane_index() + splat_int(static_cast<int32_t>(step * DEPTH + i * SIDE));
+                return (at >= begin) & (at < past) ? v : splat(otherwise);
+            });
+        };
+        int64_t step = steps.first;
+        for (; step < steps.end && step * DEPTH < from; ++step) some(step);
+        for (; step < steps.end && (step + 1) * DEPTH <= to; ++step) visit(step, [](int, f32v v, float) { return v; });
+        for (; step < steps.end; ++step) some(step);
     }
 
     const AttentionArgs& args_;
