@@ -10,8 +10,8 @@ namespace {
 AttentionKernels kernels(const AttentionArgs& args) {
     const int32_t kv_dtype = args.kv_dtype;
 #if defined(__x86_64__)
-    if (isa() == AVX512 && amx_ready() && suits_amx(args)) return attention_kernels_amx();
     switch (isa()) {
+        case AMX: return suits_amx(args) ? attention_kernels_amx() : attention_kernels_avx512(kv_dtype);
         case AVX512: return attention_kernels_avx512(kv_dtype);
         case AVX2: return attention_kernels_avx2(kv_dtype);
         default: break;

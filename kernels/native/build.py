@@ -32,16 +32,15 @@ _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno")
 _WARNINGS = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-uninitialized")
 _X86 = ("x86_64", "AMD64")
-_AVX512 = (
-    *("-mavx2", "-mfma", "-mf16c", "-mprefer-vector-width=512"),
-    *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "bf16")),
-)
 # By the end of a unit's name. The level must be one that `cpu.h` tells apart at run time.
 _ISA_FLAGS = {
     "_avx2": ("-mavx2", "-mfma", "-mf16c"),
-    "_avx512": _AVX512,
-    "_amx": (*_AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+    "_avx512": (
+        *("-mavx2", "-mfma", "-mf16c", "-mprefer-vector-width=512"),
+        *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "bf16")),
+    ),
 }
+_ISA_FLAGS["_amx"] = (*_ISA_FLAGS["_avx512"], "-mavx512vbmi", "-mamx-tile", "-mamx-int8", "-mamx-bf16")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 

@@ -1,18 +1,33 @@
 #include "cpu.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <atomic>
+
+#include "abi.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
-
-#include "abi.h"
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace pe {
 namespace {
+
+// Whether this process may use tiles. Linux gives their 8 KiB of state a thread only to those that ask; threads which start
+// later have it too.
+bool amx_ready() {
+#if defined(__x86_64__) && defined(__linux__)
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25, ALL = AMX_BF16 | AMX_TILE | AMX_INT8;
+    unsigned eax, ebx, ecx, edx;
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & ALL) != ALL) return false;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+    return false;
+#endif
+}
 
 Isa detect() {
 #if defined(__x86_64__)
@@ -21,23 +36,10 @@ Isa detect() {
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
-    if (avx2 && avx512) return AVX512;
+    if (avx2 && avx512) return amx_ready() ? AMX : AVX512;
     if (avx2) return AVX2;  // every CPU with AVX2 has F16C too
 #endif
     return PORTABLE;
-}
-
-bool ask_for_amx() {
-#if defined(__x86_64__)
-    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
-    constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25;
-    constexpr unsigned ALL = AMX_BF16 | AMX_TILE | AMX_INT8;
-    unsigned a, b, c, d = 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & ALL) != ALL) return false;
-    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
-#else
-    return false;
-#endif
 }
 
 const Isa best = detect();
@@ -46,11 +48,6 @@ std::atomic<Isa> current{best};
 }  // namespace
 
 Isa isa() { return current.load(std::memory_order_relaxed); }
-
-bool amx_ready() {
-    static const bool is_ready = ask_for_amx();
-    return is_ready;
-}
 
 }  // namespace pe
 

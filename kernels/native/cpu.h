@@ -10,12 +10,10 @@ enum Isa : int32_t {
     PORTABLE = 0,
     AVX2 = 1,    // AVX2, FMA, F16C
     AVX512 = 2,  // AVX-512 F, BW, DQ, VL, VNNI, BF16
+    AMX = 3,     // AMX TILE, INT8, BF16, where the system lets this process use them
 };
 
 // The level in use. Dispatch on it once per call, not per row.
 Isa isa();
-
-// Whether the tiles of AMX (BF16 and INT8) may be used. Asks the system for the permission at the first call.
-bool amx_ready();
 
 }  // namespace pe

@@ -14,6 +14,7 @@ constexpr int64_t LEAST_BLOCK_ROWS = 96;
 const KernelSet& kernels() {
 #if defined(__x86_64__)
     switch (isa()) {
+        case AMX:
         case AVX512: return kernels_avx512;
         case AVX2: return kernels_avx2;
         default: break;

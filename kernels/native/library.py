@@ -39,6 +39,7 @@ class Isa(IntEnum):
     PORTABLE = 0
     AVX2 = 1
     AVX512 = 2
+    AMX = 3
 
 
 def why_not(device_type: str) -> str | None:
