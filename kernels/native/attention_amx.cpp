@@ -4,8 +4,9 @@
 // values, side by side. A partition's scores are computed as a whole before its softmax, so the weighted values of a
 // partition are summed up in tiles, without a rescaling between.
 //
-// Few rows go the same way as many, with tiles that are not full. AVX-512 has no instruction that would add up in the same
-// order: TDPBF16PS keeps the sums of even and of odd places apart and adds both to the total at the end of each tile.
+// Few rows go the same way as many, with tiles that are not full: they wait for memory anyway. TDPBF16PS has an order
+// of its own: it sums up even and odd places apart, each with fused multiplications from 0, and adds both to the total
+// at the end of a tile. VDPBF16PS does not; AVX-512 could do the same in float32 only.
 #include "attention_work.h"
 #include "kv_cache.h"
 
@@ -40,10 +41,10 @@ class TileSetting {
     TileSetting() : control_(_mm_getcsr()) {
         constexpr unsigned FLUSH_RESULTS = 0x8000, FLUSH_OPERANDS = 0x0040;
         _mm_setcsr(control_ | FLUSH_RESULTS | FLUSH_OPERANDS);
-        asm volatile("ldtilecfg %0" ::"m"(TILE_CONFIG));
+        asm volatile("ldtilecfg %0" ::"m"(TILE_CONFIG) : "memory");
     }
     ~TileSetting() {
-        _tile_release();
+        asm volatile("tilerelease" ::: "memory");
         _mm_setcsr(control_);
     }
     TileSetting(const TileSetting&) = delete;
@@ -53,7 +54,7 @@ class TileSetting {
     unsigned control_;
 };
 
-// 2^x for x <= 0, to 3e-6 of its value; exactly 1 at 0, and NaN where x is.
+// 2^x for x <= 0, to 4e-6 of its value: bfloat16 keeps 4e-3 of that. Exactly 1 at 0, and NaN where x is.
 PE_ALWAYS_INLINE f32v exp2_of_negative(f32v x) {
     constexpr int ROUND_DOWN = 1;
     const f32v fraction = _mm512_reduce_ps(x, ROUND_DOWN);  // x less the integer below
@@ -72,7 +73,7 @@ PE_ALWAYS_INLINE void store_pairs(void* to, f32v first, f32v second) {
 
 struct TileScratch {
     uint32_t* queries;  // [tiles of rows][head_dim / DEPTH][SIDE][SIDE]
-    float* scores;      // [2 tiles of rows][KEY_TILES][SIDE][SIDE]; probabilities of two tiles take the place of the first
+    float* scores;      // [2 tiles of rows][KEY_TILES][SIDE][SIDE]; probabilities of two take the place of the first
     uint32_t* values;   // [STEPS][SIDE][head_dim], of steps that are not in the cache as they are multiplied
     States total;
     States part;
@@ -160,18 +161,19 @@ class TileWorker {
     }
 
     // The block that holds the partition's key `key`, and the place of that in it.
-    const uint32_t* head_of_block(const void* cache, int64_t key, int64_t head) const {
-        const int64_t id = args_.block_tables[item_.row * args_.table_stride + (first_key_ + key) / args_.block_size];
-        return static_cast<const uint32_t*>(cache) + (id * args_.num_kv_heads + head) * sizes_.head_units;
+    const uint32_t* head_of_block(const void* cache, int64_t key) const {
+        const int64_t block = (first_key_ + key) / args_.block_size;
+        const int64_t id = args_.block_tables[item_.row * args_.table_stride + block];
+        return static_cast<const uint32_t*>(cache) + (id * args_.num_kv_heads + item_.kv_head) * sizes_.head_units;
     }
     int64_t place_in_block(int64_t key) const { return (first_key_ + key) % args_.block_size; }
 
     void find_keys() {
         for (int64_t key = begin_ / SIDE * SIDE; key < end_; key += SIDE)
-            keys_[key / SIDE] = head_of_block(args_.keys, key, item_.kv_head) + place_in_block(key);
+            keys_[key / SIDE] = head_of_block(args_.keys, key) + place_in_block(key);
     }
 
-    // Where each step's values lie. Steps that a block does not hold, or that have values which nobody wrote, are copied.
+    // Where each step's values lie. Those that no block holds together, or that nobody wrote some of, are copied.
     void find_values() {
         const bool are_whole = args_.block_size % DEPTH == 0;
         for (int64_t step = begin_ / DEPTH; step * DEPTH < end_; ++step) {
@@ -188,7 +190,7 @@ class TileWorker {
     }
 
     const uint32_t* values_at(int64_t key) const {
-        return head_of_block(args_.values, key, item_.kv_head) + place_in_block(key) / 2 * args_.head_dim;
+        return head_of_block(args_.values, key) + place_in_block(key) / 2 * args_.head_dim;
     }
 
     // SIDE values, of which those that no row sees become 0: a probability of 0 times NaN would be NaN.
@@ -196,7 +198,8 @@ class TileWorker {
         const int64_t size = args_.head_dim;
         const int64_t count = key < begin_ / SIDE * SIDE ? 0 : most(0, least(SIDE, end_ - key));
         const uint32_t* const from = count > 0 ? values_at(key) : nullptr;
-        for (int64_t i = 0; i < count / 2 * size; i += LANES) store(reinterpret_cast<float*>(to) + i, load(reinterpret_cast<const float*>(from) + i));
+        for (int64_t i = 0; i < count / 2 * size; i += LANES)
+            _mm512_storeu_si512(to + i, _mm512_loadu_si512(from + i));
         int64_t pair = count / 2;
         if (count % 2 != 0) {
             for (int64_t d = 0; d < size; ++d) to[pair * size + d] = from[pair * size + d] & 0x0000ffffu;
@@ -209,7 +212,8 @@ class TileWorker {
     template <int TILES>
     void sum_rows(int64_t row, States states) {
         const int64_t row_end = least(row + TILES * SIDE, item_.num_rows);
-        const int64_t begin = most(0, rows_begin_[row] - first_key_), end = least(end_, rows_end_[row_end - 1] - first_key_);
+        const int64_t begin = most(0, rows_begin_[row] - first_key_);
+        const int64_t end = least(end_, rows_end_[row_end - 1] - first_key_);
         if (begin >= end) {
             for (int64_t r = row; r < row_end; ++r) states.highest[r] = NOTHING;
             return;
@@ -257,7 +261,7 @@ class TileWorker {
 
     template <int TILES>
     PE_ALWAYS_INLINE static void clear_sums() {
-        asm volatile("" ::: "memory");  // what tiles are loaded from is written: GCC does not know that they read memory
+        asm volatile("" ::: "memory");  // what tiles are loaded from is there: GCC does not know that they read memory
         _tile_zero(0);
         _tile_zero(1);
         if (TILES == 1) return;
@@ -294,7 +298,8 @@ class TileWorker {
     PE_ALWAYS_INLINE float highest_score(int64_t row, const float* scores, Steps steps) const {
         f32v tops[2] = {splat(NOTHING), splat(NOTHING)};
         each_step(row, steps, [&](int64_t step, const auto& seen) {
-            for (int i = 0; i < 2; ++i) tops[i] = max(tops[i], seen(i, load(scores + (2 * step + i) * WORDS), NOTHING));
+            for (int i = 0; i < 2; ++i)
+                tops[i] = max(tops[i], seen(i, load(scores + (2 * step + i) * WORDS), NOTHING));
         });
         return reduce_max(max(tops[0], tops[1]));
     }
