@@ -19,11 +19,15 @@ class Tiles {
             uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
             uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
         } config;
-        _tile_loadconfig(&config);
+        asm volatile("ldtilecfg %0" ::"m"(config));  // GCC 12's own tells the compiler of the first eight bytes alone
     }
-    ~Tiles() { _tile_release(); }
+    ~Tiles() { asm volatile("tilerelease"); }
     Tiles(const Tiles&) = delete;
     Tiles& operator=(const Tiles&) = delete;
 };
+
+// Between what is written to memory and tiles that are loaded from there, or stored and read: compilers do not know that
+// these instructions touch memory.
+static inline void order_tiles_and_memory() { asm volatile("" ::: "memory"); }
 
 }  // namespace pe

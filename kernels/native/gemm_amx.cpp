@@ -150,12 +150,8 @@ PE_INLINE void put(uint8_t* to, int64_t row, int half, __m512i values) {
     _mm512_store_si512(to + row * STEP_BYTES + half * TILE_BYTES, values);
 }
 
-// Some k of a panel, to bf16.
-template <WeightFormat FORMAT>
-struct Spread;
-
-template <>
-struct Spread<WEIGHT_INT8> {
+// COUNT k of a panel of eight bits, to bf16.
+struct SpreadEight {
     static constexpr int64_t BYTES = PANEL;  // of one k
     static float offset(const PackedMatrix&) { return 128.0f; }
 
@@ -175,14 +171,23 @@ struct Spread<WEIGHT_INT8> {
     }
 };
 
-template <>
-struct Spread<WEIGHT_INT4> {
+// MINS: whether the matrix has any.
+template <bool MINS>
+struct SpreadFour {
     static constexpr int64_t BYTES = PANEL / 2;
-    static float offset(const PackedMatrix& w) { return w.mins ? 0.0f : 8.0f; }
+    static float offset(const PackedMatrix&) { return MINS ? 16.0f : 0.0f; }
+
+    // q, or without mins q - 8, and more by `offset`. Where four bits are shifted to be the first of a mantissa, and the rest
+    // says 16, it is 16 + q.
+    static PE_ALWAYS_INLINE __m512h as_half(__m512i shifted) {
+        constexpr int AND_OR = 0xea;  // (a & b) | c
+        const __m512h more = _mm512_castsi512_ph(_mm512_ternarylogic_epi32(
+            shifted, _mm512_set1_epi16(15 << 6), _mm512_set1_epi16(0x4c00), AND_OR));
+        return MINS ? more : _mm512_sub_ph(more, _mm512_set1_ph(24.0f));
+    }
 
     template <int COUNT>
     static PE_ALWAYS_INLINE void run(const uint8_t* from, const GroupScales& scales, uint8_t* to) {
-        const __m512i nibble = _mm512_set1_epi16(15);
 #pragma GCC unroll 4
         for (int pair = 0; pair < COUNT / 8; ++pair)
 #pragma GCC unroll 2
@@ -190,30 +195,29 @@ struct Spread<WEIGHT_INT4> {
                 const uint8_t* const at = from + 128 * pair + 64 * half;
                 _mm_prefetch(at + AHEAD, _MM_HINT_T0);
                 const __m512i x = _mm512_loadu_si512(at);
-                const __m512i fours[4] = {_mm512_and_si512(x, nibble), _mm512_and_si512(_mm512_srli_epi16(x, 8), nibble),
-                                          _mm512_and_si512(_mm512_srli_epi16(x, 4), nibble), _mm512_srli_epi16(x, 12)};
-#pragma GCC unroll 4
-                for (int row = 0; row < 4; ++row)
-                    put(to, 4 * pair + row, half, scales.bf16s(_mm512_cvtepu16_ph(fours[row]), half));
+                put(to, 4 * pair, half, scales.bf16s(as_half(_mm512_slli_epi16(x, 6)), half));
+                put(to, 4 * pair + 1, half, scales.bf16s(as_half(_mm512_srli_epi16(x, 2)), half));
+                put(to, 4 * pair + 2, half, scales.bf16s(as_half(_mm512_slli_epi16(x, 2)), half));
+                put(to, 4 * pair + 3, half, scales.bf16s(as_half(_mm512_srli_epi16(x, 6)), half));
             }
     }
 };
 
 // Makes the panels of a matrix bf16, one after the other, K_STEP k at a time. CHUNK: k that surely share a scale.
-template <WeightFormat FORMAT, int CHUNK>
+template <typename Spread, int CHUNK>
 class Spreader {
   public:
     Spreader(const PackedMatrix& w, int64_t first_panel)
         : from_(w.panel(first_panel)),
           scales_(w.panel_scales(first_panel)),
           mins_(w.panel_mins(first_panel)),
-          offset_(Spread<FORMAT>::offset(w)),
+          offset_(Spread::offset(w)),
           group_(w.channel_scales ? w.inputs : w.group) {}
 
     PE_ALWAYS_INLINE void step(uint8_t* to) {
         for (int k = 0; k < K_STEP; k += CHUNK, to += CHUNK * K_BYTES) {
-            Spread<FORMAT>::template run<CHUNK>(from_, GroupScales(scales_, mins_, offset_), to);
-            from_ += CHUNK * Spread<FORMAT>::BYTES;
+            Spread::template run<CHUNK>(from_, GroupScales(scales_, mins_, offset_), to);
+            from_ += CHUNK * Spread::BYTES;
             in_group_ += CHUNK;
             if (in_group_ < group_) continue;
             in_group_ = 0;
@@ -243,6 +247,7 @@ PE_INLINE void multiply(const Panel& panel, int64_t k_steps, const bf16* x, int6
     _tile_zero(3);
     for (int64_t step = 0; step < k_steps; ++step, x += K_STEP) {
         const uint8_t* const weights = panel(step);
+        order_tiles_and_memory();
         _tile_loadd(4, x, row_bytes);
         _tile_loadd(6, weights, STEP_BYTES);
         _tile_dpbf16ps(0, 4, 6);
@@ -261,6 +266,7 @@ PE_INLINE void multiply(const Panel& panel, int64_t k_steps, const bf16* x, int6
         _tile_stored(2, sums.values[0] + 16 * TILE_ROWS, TILE_BYTES);
         _tile_stored(3, sums.values[1] + 16 * TILE_ROWS, TILE_BYTES);
     }
+    order_tiles_and_memory();
 }
 
 template <typename Panel, typename Meanwhile>
@@ -308,7 +314,7 @@ void bf16_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, 
 }
 
 // Units' panels on their way to bf16, step by step, into one of two places each.
-template <WeightFormat FORMAT, int CHUNK>
+template <typename Spread, int CHUNK>
 class PanelsAhead {
   public:
     PanelsAhead(const PackedMatrix& w, Range units, uint8_t* memory)
@@ -329,7 +335,7 @@ class PanelsAhead {
         spreader_.step(at(unit_, step_));
         if (++step_ < k_steps_) return;
         step_ = 0;
-        if (++unit_ % w_.panels() == 0) spreader_ = Spreader<FORMAT, CHUNK>(w_, 0);
+        if (++unit_ % w_.panels() == 0) spreader_ = Spreader<Spread, CHUNK>(w_, 0);
     }
 
     void finish(int64_t unit) {
@@ -338,7 +344,7 @@ class PanelsAhead {
 
   private:
     const PackedMatrix& w_;
-    Spreader<FORMAT, CHUNK> spreader_;
+    Spreader<Spread, CHUNK> spreader_;
     uint8_t* const memory_;
     const int64_t k_steps_;
     int64_t unit_, step_ = 0;
@@ -349,10 +355,10 @@ constexpr int64_t LEAD = 4;  // steps: a store takes its time to where tiles are
 
 // Integer weights and more rows than go together: each panel becomes bf16 while the one before is multiplied; the first, just
 // before its first rows.
-template <WeightFormat FORMAT, int CHUNK, bool SILU, typename Out>
+template <typename Spread, int CHUNK, bool SILU, typename Out>
 void int_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& e, Range units) {
     const int64_t panels = w.panels(), blocks = linear_units(w, num_rows) / panels, k_steps = w.inputs / K_STEP;
-    PanelsAhead<FORMAT, CHUNK> ahead(w, units, thread_scratch(2 * w.inputs * K_BYTES));
+    PanelsAhead<Spread, CHUNK> ahead(w, units, thread_scratch(2 * w.inputs * K_BYTES));
     for (int64_t step = 0; step < LEAD; ++step) ahead.step(units.begin);
     Leaving<SILU, Out> leaving(e, OUTPUT_FACTOR);
     Sums sums[2];
@@ -382,13 +388,13 @@ void int_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, c
 }
 
 // The same for rows that go together: what becomes bf16 is used once, soon, and never leaves the first-level cache.
-template <WeightFormat FORMAT, int CHUNK, bool SILU, typename Out>
+template <typename Spread, int CHUNK, bool SILU, typename Out>
 void few_rows_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& e, Range units) {
     constexpr int64_t SLOTS = 2 * LEAD;
     alignas(64) uint8_t ring[SLOTS][K_STEP * K_BYTES];
     const int64_t k_steps = w.inputs / K_STEP;
     int64_t left = units.size() * k_steps, spread = 0, used = 0;
-    Spreader<FORMAT, CHUNK> spreader(w, units.begin);
+    Spreader<Spread, CHUNK> spreader(w, units.begin);
     const auto spread_one = [&]() PE_LAMBDA_INLINE {
         if (left == 0) return;
         --left;
@@ -435,19 +441,20 @@ void tile_rows(const void* x, DType type, int64_t stride, Range rows, int64_t in
 
 namespace {
 
-template <WeightFormat FORMAT, bool SILU, typename Out>
+template <typename Spread, bool SILU, typename Out>
 void int_stream_of(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& e, Range units) {
     const bool in_32s = w.group % 32 == 0, few = num_rows <= ROWS;
-    const auto run = in_32s ? (few ? few_rows_stream<FORMAT, 32, SILU, Out> : int_stream<FORMAT, 32, SILU, Out>)
-                            : (few ? few_rows_stream<FORMAT, 16, SILU, Out> : int_stream<FORMAT, 16, SILU, Out>);
+    const auto run = in_32s ? (few ? few_rows_stream<Spread, 32, SILU, Out> : int_stream<Spread, 32, SILU, Out>)
+                            : (few ? few_rows_stream<Spread, 16, SILU, Out> : int_stream<Spread, 16, SILU, Out>);
     run(w, x, num_rows, e, units);
 }
 
 template <bool SILU, typename Out>
 void stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& e, Range units) {
     const auto run = w.format == WEIGHT_BF16   ? bf16_stream<SILU, Out>
-                     : w.format == WEIGHT_INT8 ? int_stream_of<WEIGHT_INT8, SILU, Out>
-                                               : int_stream_of<WEIGHT_INT4, SILU, Out>;
+                     : w.format == WEIGHT_INT8 ? int_stream_of<SpreadEight, SILU, Out>
+                     : w.mins != nullptr       ? int_stream_of<SpreadFour<true>, SILU, Out>
+                                               : int_stream_of<SpreadFour<false>, SILU, Out>;
     run(w, x, num_rows, e, units);
 }
 

@@ -94,10 +94,11 @@ def weights(matrix: PackedMatrix) -> Tensor:
     exact = unpack(matrix)
     if matrix.format.kind == "bf16" or not by_tiles():
         return exact.double()
-    # As fp16, of which eight bits are kept, a half away from zero; each output times a power of two, which saves small ones.
-    factor = torch.exp2(14 - torch.frexp(exact.abs().amax(1, keepdim=True) + 1e-30).exponent)
-    steps = ((exact * factor).half().view(torch.int16) + 4) >> 3 << 3
-    return steps.view(torch.half).double() / factor
+    # 256 times as large, as fp16, of which eight bits are kept, a half away from zero; what is not normal is zero.
+    scaled = (exact * 256).half()
+    scaled[scaled.abs() < 2**-14] = 0
+    steps = (scaled.view(torch.int16) + 4) >> 3 << 3
+    return steps.view(torch.half).double() / 256
 
 
 def reference(x: Tensor, matrix: PackedMatrix) -> Tensor:
