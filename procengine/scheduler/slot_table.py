@@ -111,6 +111,18 @@ class SlotTable:
         """The blocks of one slot, in table order (a copy)."""
         return self.block_tables[slot, : self.num_blocks[slot]].copy()
 
+    def num_results_in_flight(self, slot: int) -> int:
+        """Results that a row which decodes is still to get from steps already planned."""
+        if self.has_drafts[slot]:
+            return 1  # of as many tokens as the worker accepts
+        return int(self.num_computed[slot] + 1 - self.num_tokens[slot])
+
+    def num_cacheable(self, slot: int) -> int:
+        """Confirmed tokens whose KV entries exist, or will once the steps in flight are done."""
+        if self.has_drafts[slot]:  # the last one may stand where another one was proposed and computed
+            return int(self.num_tokens[slot]) - 1
+        return int(min(self.num_computed[slot], self.num_tokens[slot]))
+
     @property
     def finish_limits(self) -> FinishLimits:
         """Of all slots, for `check_finish`."""
