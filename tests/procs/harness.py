@@ -28,6 +28,7 @@ __all__ = [
     "EOS",
     "MAX_MODEL_LEN",
     "NUM_SPECIAL",
+    "PATIENCE_S",
     "VOCAB_SIZE",
     "Served",
     "as_ids",
@@ -51,12 +52,12 @@ VOCAB_SIZE = NUM_SPECIAL + _MODULUS
 MAX_MODEL_LEN = 2048
 EOS = 2
 _CLI = "import sys; from procengine.cli.main import main; sys.exit(main())"
-_READY_TIMEOUT_S = 30.0
+PATIENCE_S = 60.0  # for what comes at once, unless others want the cores: only a failure waits so long
 
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], what: str | Callable[[], str], timeout_s: float = 10.0) -> T:
+def wait_until(condition: Callable[[], T], what: str | Callable[[], str], timeout_s: float = PATIENCE_S) -> T:
     """Poll until `condition()` is true and return it; fail with `what` after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -220,7 +221,7 @@ class Served:
         self.pids = event["pids"]
         return self
 
-    def next_event(self, timeout_s: float = _READY_TIMEOUT_S) -> dict[str, Any]:
+    def next_event(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """The next JSON line of its stdout."""
         assert self.process.stdout is not None
         line = b""
