@@ -20,7 +20,7 @@ _BLOCKS = 512  # 8192 tokens: few enough that the load below fills them
 _ROOM_MB = 150
 
 
-@pytest.mark.parametrize("quantization", ["int4", "int8", "none"])
+@pytest.mark.parametrize("quantization", [pytest.param("int4", marks=pytest.mark.slow), "int8", "none"])
 def test_peak_memory_is_weights_and_pool_and_little_else(quantization: str, smollm2_gguf: Path) -> None:
     """Prompts of the whole budget of a step, then decodes of all kinds, until every block has been in use."""
     with RunningGroup(smollm2_gguf, device="cpu", quantization=quantization, num_blocks=_BLOCKS) as group:
