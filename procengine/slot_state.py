@@ -6,7 +6,7 @@ on the host, for the results. Never does: decide who has a slot; the frontend's 
 
 from __future__ import annotations
 
-from typing import Any, Generic
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,11 +57,10 @@ class SlotState(Generic[A]):
             self._update_blocks(on_device["block_updates"])
 
     def _update_blocks(self, section: A) -> None:
-        updates: Any = section
-        slots, indices, *blocks = updates.reshape(-1, block_update_width(self._num_groups)).T
-        at = self._arrays.widen(slots), self._arrays.widen(indices)
-        for table, own in zip(self.block_tables, blocks, strict=True):
-            table[at] = own
+        width = block_update_width(self._num_groups)
+        slots, indices = (self._arrays.widen(section[at::width]) for at in range(2))
+        for group in range(self._num_groups):
+            self.block_tables[group, slots, indices] = section[2 + group :: width]
 
     def take_keys(self, slot_rows: NDArray[np.int32]) -> None:
         """What the host remembers of the `slot_rows` section."""

@@ -41,15 +41,6 @@ class RequestBlocks:
         most = self.groups.most_blocks(num_tokens, min(num_tokens, self._max_chunk))
         return min(most, self._pool.num_blocks)  # where that is less, its chunks are
 
-    def count_promised(self, requests: list[Request]) -> int:
-        """Blocks that running prompts will take beside those that they hold."""
-        if not self.groups.has_windows:
-            return 0
-        return sum(
-            max(0, self.count_needed(int(self._table.num_tokens[request.slot])) - self._num_held(request.slot))
-            for request in requests
-        )
-
     def count_cached_tokens(self, request: Request) -> int:
         """Tokens of a new request's prompt that are in the cache now."""
         return find_prefix(self._pool, self.groups, self._hashes(request)).num_blocks * self._block_size
@@ -143,13 +134,10 @@ class RequestBlocks:
         """Raise AssertionError if one of these rows lacks a block that its next token sees. For tests."""
         table, groups = self._table, self.groups
         for slot in slots:
-            num_computed = int(min(table.num_computed[slot], table.num_tokens[slot]))
+            num_computed = int(table.num_computed[slot])
             assert table.num_blocks[slot] * self._block_size >= num_computed, "a computed token has no block"
             for group, first in enumerate(table.first_blocks[:, slot].tolist()):
                 assert first <= groups.first_seen(group, num_computed), "a block went that a window still needs"
-
-    def _num_held(self, slot: int) -> int:
-        return int((self._table.num_blocks[slot] - self._table.first_blocks[:, slot]).sum())
 
     def _hashes(self, request: Request) -> list[bytes]:
         """Content addresses of the full blocks of a waiting request, kept with it."""

@@ -142,9 +142,6 @@ class Scheduler:
             budget = self.limits.prompt_tokens_beside(plan.decode_slots.size)
             budget -= sum(chunk.token_ids.size for chunk in plan.chunks)
             budget = self._schedule_prefills(plan, budget)
-            while self._prefilling and not plan.num_rows:  # no prompt under way finds a block, and nobody gives one up
-                self._preempt_last()
-                budget = self._schedule_prefills(plan, budget)
             self._admit_waiting(plan, budget)
         if not plan.num_rows:
             return None
@@ -276,10 +273,8 @@ class Scheduler:
     @property
     def _num_reserved_blocks(self) -> int:
         """What the running rows will need soon stays free: admitting a request only to preempt it is waste."""
-        if not self.num_running:
-            return 0
-        per_group = self._decode_slots.size // self.limits.block_size + 1
-        return per_group * self._blocks.groups.num_groups + self._blocks.count_promised(self._prefilling)
+        per_group = self._decode_slots.size // self.limits.block_size + 1 if self.num_running else 0
+        return per_group * self._blocks.groups.num_groups
 
     def _start(self, plan: StepPlan, request: Request, blocks: Int32s, prefix: CachedPrefix) -> None:
         slot, table = self.table.place(request), self.table
@@ -326,7 +321,9 @@ class Scheduler:
         return length
 
     def _reserve_chunk(self, plan: StepPlan, slot: int, start: int, length: int) -> int:
-        """How many of the next `length` tokens of a prompt there are blocks for, which it has then."""
+        """How many of the next `length` tokens of a prompt there are blocks for, which it has then. With none it waits
+        for a row that decodes: alone it always finds one, and nobody is admitted before it has what it needs.
+        """
         self._blocks.drop_passed(np.array([slot]))
         end, update = self._blocks.reserve_chunk(slot, start + length)
         if update is not None:
