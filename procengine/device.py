@@ -57,7 +57,7 @@ class Device(Generic[A]):
         worker = self.config.worker
         block_bytes = _block_bytes(self.config, self.groups)
         own = {"device": worker.device, "dtype": worker.dtype, "kv_cache_dtype": worker.kv_cache_dtype}
-        pool = {"kv_pool_mb": round(self.num_blocks * block_bytes / 1e6, 1)}
+        pool = {"kv_pool_mb": round(self.num_blocks * block_bytes / 1e6, 1), "kv_groups": self.groups.num_groups}
         return {**own, **pool, **self.model.facts, "threads": worker.threads}
 
     def run(self, header: StepInput | EmbedInput, payload: NDArray[np.int32]) -> Iterator[StepOutput | EmbedOutput]:
