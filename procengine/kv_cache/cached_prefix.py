@@ -58,16 +58,20 @@ def find_prefix(pool: BlockPool, groups: BlockGroups, hashes: Sequence[bytes]) -
 
 
 def _end_of_windows(pool: BlockPool, groups: BlockGroups, hashes: Sequence[bytes], end: int) -> int:
-    """The most blocks, at most `end`, of which all sliding groups have the last ones, as far back as they see."""
+    """The most blocks, at most `end`, of which all sliding groups have the last ones, as far back as they see.
+
+    Blocks are looked at from the window's beginning: whoever ends behind a hole, within a window of it, sees it too. So
+    where nothing is cached, one look is taken for each window.
+    """
     sliding = groups.sliding.tolist()
 
-    def is_there(index: int) -> bool:
+    def is_hole(index: int) -> bool:
         names = (group_hashes(hashes[index : index + 1], group)[0] for group in sliding)
-        return all(pool.find(name) is not None for name in names)
+        return any(pool.find(name) is None for name in names)
 
-    reached = end  # blocks from here to `end` are there
-    while reached > groups.first_seen_by_sliding(end * groups.block_size):
-        reached -= 1
-        if not is_there(reached):
-            end = reached
-    return end
+    while True:
+        first = groups.first_seen_by_sliding(end * groups.block_size)
+        hole = next((index for index in range(first, end) if is_hole(index)), None)
+        if hole is None:
+            return end
+        end = hole

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from procengine.decode_graphs import graph_sizes
 from procengine.kernels.native import library
 from procengine.layer_groups import layer_groups
 from procengine.models.loader import load_model
@@ -86,6 +87,14 @@ def test_greedy_tokens_and_those_of_prompts_in_the_cache(pair: tuple[Any, TinyMo
         if num_blocks == 400 and mode != "no cache":
             assert engine.planner.counters.prefix_hit_tokens - num_before > 200
         engine.planner.scheduler.check_integrity()
+
+
+def test_graphs_of_decode_steps_read_the_tables_of_all_groups(pair: tuple[Any, TinyModel, int]) -> None:
+    oracle, (config, loaded), few_blocks = pair
+    assert isinstance(loaded, TorchModel)
+    model = TinyModel(config, TorchModel(loaded.model, graph_sizes(8)))
+    for num_blocks in (400, few_blocks):
+        assert_best(oracle, generate(Engine(model, max_num_batched_tokens=24, num_blocks=num_blocks)))
 
 
 @pytest.mark.skipif(not library.is_available(), reason="the native library is not built")
