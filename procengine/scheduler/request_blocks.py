@@ -81,22 +81,24 @@ class RequestBlocks:
         by_group = blocks.reshape(self.groups.num_groups, -1)
         return BlockUpdate(slots, self._table.append_blocks(slots, by_group), by_group)
 
-    def reserve_chunk(self, slot: int, end: int) -> tuple[int, BlockUpdate | None]:
-        """Blocks for the tokens of a running prompt up to `end`, or to an earlier one where there are not enough.
+    def reserve_chunk(self, slot: int, start: int, length: int, updates: list[BlockUpdate]) -> int:
+        """Give a running prompt blocks for its tokens from `start` on, and note them in `updates`.
 
         Returns:
-            That end, and what changed in the block tables.
+            For how many of the next `length` there are blocks. With none it waits for a row that decodes: alone it
+            always finds one, and nobody is admitted before it has what it needs.
         """
+        self.drop_passed(np.array([slot]))
         num_held = int(self._table.num_blocks[slot])
-        num_missing = min(-(-end // self._block_size) - num_held, self._pool.num_available // self.groups.num_groups)
-        if num_missing <= 0:
-            return min(end, num_held * self._block_size), None
-        blocks = self._pool.allocate(num_missing * self.groups.num_groups)
-        assert blocks is not None
-        by_group = blocks.reshape(self.groups.num_groups, -1)
-        indices = self._table.extend_blocks(slot, by_group)
-        update = BlockUpdate(np.full(num_missing, slot, np.intp), indices, by_group)
-        return min(end, (num_held + num_missing) * self._block_size), update
+        num_missing = -(-(start + length) // self._block_size) - num_held
+        num_fresh = max(0, min(num_missing, self._pool.num_available // self.groups.num_groups))
+        if num_fresh:
+            blocks = self._pool.allocate(num_fresh * self.groups.num_groups)
+            assert blocks is not None
+            by_group = blocks.reshape(self.groups.num_groups, -1)
+            indices = self._table.extend_blocks(slot, by_group)
+            updates.append(BlockUpdate(np.full(num_fresh, slot, np.intp), indices, by_group))
+        return min(length, (num_held + num_fresh) * self._block_size - start)
 
     def drop_passed(self, slots: Slots) -> None:
         """Let blocks go that have fallen out of the windows of these rows. Who gets them may write to them in the very

@@ -302,8 +302,10 @@ class Scheduler:
             if not self.limits.enable_chunked_prefill:
                 return 0
             length = budget
-        if self._blocks.groups.has_windows and not (length := self._reserve_chunk(plan, slot, start, length)):
-            return 0
+        if self._blocks.groups.has_windows:
+            length = self._blocks.reserve_chunk(slot, start, length, plan.block_updates)
+            if not length:
+                return 0
         end = start + length
         is_last = end == num_tokens
         targets = request.prompt_token_ids[start + 1 : end + 1] if request.wants_prompt_logits else _NO_TOKENS
@@ -319,16 +321,6 @@ class Scheduler:
             self._prefilling.remove(request)
             self._decode_slots = np.append(self._decode_slots, np.intp(slot))
         return length
-
-    def _reserve_chunk(self, plan: StepPlan, slot: int, start: int, length: int) -> int:
-        """How many of the next `length` tokens of a prompt there are blocks for, which it has then. With none it waits
-        for a row that decodes: alone it always finds one, and nobody is admitted before it has what it needs.
-        """
-        self._blocks.drop_passed(np.array([slot]))
-        end, update = self._blocks.reserve_chunk(slot, start + length)
-        if update is not None:
-            plan.block_updates.append(update)
-        return end - start
 
     # --- results
 
