@@ -60,17 +60,19 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return oracle, TinyModel(config, loaded), few_blocks
 
 
-def generate(engine: Engine) -> list[list[int]]:
+def generate(engine: Engine, prompts: list[list[int]] = PROMPTS, num_tokens: int = NUM_TOKENS) -> list[list[int]]:
     start = len(engine.tokens)
-    for prompt in PROMPTS:
-        engine.add(prompt, NUM_TOKENS)
+    for prompt in prompts:
+        engine.add(prompt, num_tokens)
     engine.run()
     return list(engine.tokens.values())[start:]
 
 
-def assert_best(oracle: Any, found: list[list[int]]) -> None:
-    for prompt, tokens in zip(PROMPTS, found, strict=True):
-        assert len(tokens) == NUM_TOKENS
+def assert_best(
+    oracle: Any, found: list[list[int]], prompts: list[list[int]] = PROMPTS, num_tokens: int = NUM_TOKENS
+) -> None:
+    for prompt, tokens in zip(prompts, found, strict=True):
+        assert len(tokens) == num_tokens
         logits = oracle_logits(oracle, prompt + tokens[:-1])[len(prompt) - 1 :]
         chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
         assert float((logits.max(dim=1).values - chosen).max()) < MIN_GAP
@@ -87,6 +89,15 @@ def test_greedy_tokens_and_those_of_prompts_in_the_cache(pair: tuple[Any, TinyMo
         if num_blocks == 400 and mode != "no cache":
             assert engine.planner.counters.prefix_hit_tokens - num_before > 200
         engine.planner.scheduler.check_integrity()
+
+
+def test_rows_that_preempt_each_other(pair: tuple[Any, TinyModel, int]) -> None:
+    oracle, model, few_blocks = pair
+    prompts = [PROMPTS[1][: 5 + row] for row in range(4)]
+    for name in ("several passes", "proposals"):
+        engine = Engine(model, **MODES[name], num_blocks=few_blocks)
+        assert_best(oracle, generate(engine, prompts, 60), prompts, 60)
+        assert engine.planner.counters.num_preemptions > 0
 
 
 def test_graphs_of_decode_steps_read_the_tables_of_all_groups(pair: tuple[Any, TinyModel, int]) -> None:
