@@ -18,6 +18,7 @@ from procengine.config import EngineConfig
 from procengine.errors import ConfigError
 from procengine.executor import Model
 from procengine.kv_tensors import kv_block_bytes
+from procengine.layer_groups import LayerGroups, layer_groups
 from procengine.messages import EmbedInput, StepInput
 from procengine.step_memory import StepMemoryError
 from procengine.step_output import EmbedOutput, StepOutput
@@ -38,7 +39,8 @@ class Device(Generic[A]):
         """The KV pool takes `cache_bytes` at most, unless the configuration says how many blocks it has."""
         self.config = config
         self.model = model
-        self.num_blocks = _num_blocks(config, cache_bytes)
+        self.groups = layer_groups(config.model, config.scheduler.max_model_len)
+        self.num_blocks = _num_blocks(config, self.groups, cache_bytes)
         self._runners: dict[str, Any] = {}
         if "generate" in config.model.workflows:  # its KV pool must be known to fit before anybody counts on it
             try:
@@ -53,9 +55,9 @@ class Device(Generic[A]):
     def facts(self) -> dict[str, int | float | str]:
         """For the log."""
         worker = self.config.worker
-        block_bytes = kv_block_bytes(self.config.model, self.config.cache.block_size, worker.kv_cache_dtype)
+        block_bytes = _block_bytes(self.config, self.groups)
         own = {"device": worker.device, "dtype": worker.dtype, "kv_cache_dtype": worker.kv_cache_dtype}
-        pool = {"kv_pool_mb": round(self.num_blocks * block_bytes / 1e6, 1)}
+        pool = {"kv_pool_mb": round(self.num_blocks * block_bytes / 1e6, 1), "kv_groups": self.groups.num_groups}
         return {**own, **pool, **self.model.facts, "threads": worker.threads}
 
     def run(self, header: StepInput | EmbedInput, payload: NDArray[np.int32]) -> Iterator[StepOutput | EmbedOutput]:
@@ -164,13 +166,24 @@ def _load_native(config: EngineConfig, progress: bool) -> Model[Any]:
     return NativeModel(decoder, config.model.num_layers, worker.kv_cache_dtype)
 
 
-def _num_blocks(config: EngineConfig, cache_bytes: int) -> int:
+def _num_blocks(config: EngineConfig, groups: LayerGroups, cache_bytes: int) -> int:
     """What was asked for, else what fits the memory, but never more than all slots can use."""
+    scheduler, block_size, each = config.scheduler, config.cache.block_size, groups.num_groups
     if config.cache.num_blocks is not None:
+        if config.cache.num_blocks < each:
+            raise ConfigError(
+                f"num_blocks: {config.cache.num_blocks} are not one for each of the {each} groups of layers that "
+                f"{config.model.name} has"
+            )
         return config.cache.num_blocks
-    scheduler, block_size = config.scheduler, config.cache.block_size
-    usable = scheduler.max_num_seqs * -(-scheduler.max_model_len // block_size)
-    fitting = cache_bytes // kv_block_bytes(config.model, block_size, config.worker.kv_cache_dtype)
-    if fitting < 1:
-        raise ConfigError(f"kv_cache_memory: {cache_bytes} bytes hold no block of {block_size} tokens")
+    usable = scheduler.max_num_seqs * -(-scheduler.max_model_len // block_size) * each
+    fitting = cache_bytes // _block_bytes(config, groups)
+    if fitting < each:
+        blocks = "no block" if each == 1 else f"no block for each of the {each} groups of layers"
+        raise ConfigError(f"kv_cache_memory: {cache_bytes} bytes hold {blocks} of {block_size} tokens")
     return int(min(usable, fitting))
+
+
+def _block_bytes(config: EngineConfig, groups: LayerGroups) -> int:
+    dtype, num_layers = config.worker.kv_cache_dtype, groups.layers_per_block
+    return kv_block_bytes(config.model, config.cache.block_size, dtype, num_layers)

@@ -106,7 +106,12 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     num_blocks: Annotated[
         int | None,
-        About(_KV_CACHE, "blocks in the KV pool of one worker (auto: what fits --kv-cache-memory)", 1, 1 << 24),
+        About(
+            _KV_CACHE,
+            "blocks in the KV pool of one worker, each for one group of layers (auto: what fits --kv-cache-memory)",
+            1,
+            1 << 24,
+        ),
     ] = None
     kv_cache_memory: Annotated[
         int | None,

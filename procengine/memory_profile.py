@@ -17,6 +17,7 @@ from procengine.errors import ConfigError
 from procengine.executor import ForwardBatch
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
+from procengine.layer_groups import layer_groups
 from procengine.torch_executor import TorchModel
 
 __all__ = ["CudaMemory", "DeviceMemory", "largest_steps", "left_for_cache"]
@@ -129,7 +130,8 @@ def _sample(model: TorchModel, config: EngineConfig, hidden: Tensor) -> None:
 
 def _decode_step(model: TorchModel, config: EngineConfig, num_rows: int) -> None:
     scheduler, block_size, arrays = config.scheduler, config.cache.block_size, model.arrays
-    cache: KVTensors[Tensor] = KVTensors(config.model, 1, block_size, config.worker.kv_cache_dtype, arrays)
+    groups = layer_groups(config.model, scheduler.max_model_len)
+    cache: KVTensors[Tensor] = KVTensors(config.model, 1, block_size, config.worker.kv_cache_dtype, arrays, groups)
     max_blocks = -(-scheduler.max_model_len // block_size)
     zeros = arrays.new([num_rows], "int64")
     batch = ForwardBatch(
@@ -138,7 +140,7 @@ def _decode_step(model: TorchModel, config: EngineConfig, num_rows: int) -> None
         query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32, device=arrays.device),
         seq_lens=arrays.new([num_rows], "int32", 1),
         slots=zeros,
-        block_tables=arrays.new([scheduler.max_num_seqs + 1, max_blocks], "int32"),
+        block_tables=arrays.new([groups.num_groups, scheduler.max_num_seqs + 1, max_blocks], "int32"),
         num_decode_rows=num_rows,
         max_query_len=1,
         max_seq_len=max_blocks * block_size,

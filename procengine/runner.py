@@ -64,12 +64,13 @@ class GenerateRunner(Generic[A]):
         max_num_seqs: int,
         max_model_len: int,
         depth: int,
+        num_groups: int = 1,
         processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         self._executor = executor
         self._arrays = arrays
         self._max_num_seqs, self._vocab_size = max_num_seqs, vocab_size
-        self._slots = SlotState(max_num_seqs, -(-max_model_len // block_size), arrays)
+        self._slots = SlotState(max_num_seqs, -(-max_model_len // block_size), arrays, num_groups)
         arrays.without_gradients(executor.prepare)(self._slots.block_tables)
         self._staging = arrays.open_staging(depth + 1)
         self._processors = [arrays.on_tensors(one, "logits_processors are given tensors") for one in processors]
@@ -340,7 +341,8 @@ def open_runner(device: Device[A]) -> GenerateRunner[A]:
     """The runner of `generate` steps on `device`, with its KV pool."""
     config, model = device.config, device.model
     block_size = config.cache.block_size
-    cache = KVTensors(config.model, device.num_blocks, block_size, config.worker.kv_cache_dtype, model.arrays)
+    dtype, groups = config.worker.kv_cache_dtype, device.groups
+    cache = KVTensors(config.model, device.num_blocks, block_size, dtype, model.arrays, groups)
     return GenerateRunner(
         model.open(cache),
         model.arrays,
@@ -349,6 +351,7 @@ def open_runner(device: Device[A]) -> GenerateRunner[A]:
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=config.scheduler.max_model_len,
         depth=config.scheduler.async_depth,
+        num_groups=groups.num_groups,
         processors=load_logits_processors(config.worker.logits_processors, config.model),
     )
 

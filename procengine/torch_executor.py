@@ -68,7 +68,7 @@ class TorchExecutor:
         self._graphs: DecodeGraphs | None = None
 
     def prepare(self, block_tables: Tensor) -> None:
-        block_tables[-1] = self._cache.scratch_block
+        block_tables[:, -1] = self._cache.scratch_block
         if self._graph_sizes:
             started = time.monotonic()
             logger.info(
@@ -97,29 +97,34 @@ class TorchExecutor:
     def sample(self, logits: Tensor, columns: SamplingColumns[Tensor], features: SamplingFeatures) -> Tensor:
         return self._model.operations.sample(logits, columns, features)
 
-    def _metadata(self, batch: ForwardBatch[Tensor]) -> AttentionMetadata:
+    def _metadata(self, batch: ForwardBatch[Tensor]) -> list[AttentionMetadata]:
+        """For each group of layers: they differ in their blocks."""
         block_size = self._cache.block_size
         num_tokens, num_rows = batch.input_ids.shape[0], batch.seq_lens.shape[0]
         token_slots = batch.slots
         if num_tokens != num_rows:
             lengths = batch.query_start_loc.diff()
             token_slots = torch.repeat_interleave(batch.slots, lengths, output_size=num_tokens)
-        blocks = batch.block_tables[token_slots, batch.positions // block_size].long()
-        return AttentionMetadata(
-            num_decode_rows=batch.num_decode_rows,
-            query_start_loc=batch.query_start_loc,
-            seq_lens=batch.seq_lens,
-            block_tables=batch.block_tables[batch.slots],  # whole: what attention does with a row depends on no other
-            slot_mapping=blocks * block_size + batch.positions % block_size,
-            max_query_len=batch.max_query_len,
-            max_seq_len=batch.max_seq_len,
-        )
+        indices, offsets = batch.positions // block_size, batch.positions % block_size
+        return [
+            AttentionMetadata(
+                num_decode_rows=batch.num_decode_rows,
+                query_start_loc=batch.query_start_loc,
+                seq_lens=batch.seq_lens,
+                block_tables=table[batch.slots],  # whole: what attention does with a row depends on no other
+                slot_mapping=table[token_slots, indices].long() * block_size + offsets,
+                max_query_len=batch.max_query_len,
+                max_seq_len=batch.max_seq_len,
+            )
+            for table in batch.block_tables
+        ]
 
-    def _attention(self, meta: AttentionMetadata) -> AttentionCallback:
+    def _attention(self, metadata: list[AttentionMetadata]) -> AttentionCallback:
         cache, model, ops = self._cache, self._model, self._model.operations
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
             spec, keys, values = model.attention[layer], cache.keys[layer], cache.values[layer]
+            meta = metadata[cache.groups.group_of_layer[layer]]
             # All rows write before any row reads: a block may be shared in the very step that fills it.
             if rotation is None:
                 ops.write_kv(k, v, keys, values, meta.slot_mapping)

@@ -16,11 +16,13 @@ import zmq
 
 from procengine import ipc
 from procengine.child import Child, run_child, run_loop
+from procengine.config import EngineConfig
 from procengine.crash.kept import recorded_request
 from procengine.crash.record import encode_requests
 from procengine.engine import Engine
 from procengine.errors import ProtocolError
 from procengine.frame_checks import read_message, read_result
+from procengine.layer_groups import layer_groups
 from procengine.messages import (
     ChildStats,
     ClientGone,
@@ -262,22 +264,28 @@ class Frontend:
         self._pump()
 
 
-def _make_pipeline(child: Child, parts: dict[str, FrontendParts], worker: WorkerReady) -> Pipeline:
-    scheduler, cache = child.config.scheduler, child.config.cache
-    limits = SchedulerLimits(
+def _limits(config: EngineConfig, num_blocks: int) -> SchedulerLimits:
+    """Of a worker with so many blocks."""
+    scheduler, cache = config.scheduler, config.cache
+    return SchedulerLimits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_mixed_tokens=scheduler.max_mixed_tokens,
         max_embed_tokens=scheduler.max_embed_tokens,
         max_model_len=scheduler.max_model_len,
         block_size=cache.block_size,
-        num_blocks=worker.num_blocks,
+        num_blocks=num_blocks,
         enable_chunked_prefill=scheduler.enable_chunked_prefill,
         enable_prefix_caching=cache.enable_prefix_caching,
         is_priority_policy=scheduler.policy == "priority",
         decode_steps=scheduler.decode_steps,
         num_speculative_tokens=scheduler.num_speculative_tokens,
+        windows=layer_groups(config.model, scheduler.max_model_len).windows,
     )
+
+
+def _make_pipeline(child: Child, parts: dict[str, FrontendParts], worker: WorkerReady) -> Pipeline:
+    limits, scheduler = _limits(child.config, worker.num_blocks), child.config.scheduler
     return Pipeline(
         worker.rank,
         lambda: {name: part.planner(limits) for name, part in parts.items()},
@@ -292,7 +300,7 @@ def _model_facts(child: Child, num_blocks: int) -> ModelFacts:
     return ModelFacts(
         vocab_size=config.model.vocab_size,
         max_model_len=config.scheduler.max_model_len,
-        pool_tokens=num_blocks * config.cache.block_size,
+        pool_tokens=_limits(config, num_blocks).pool_tokens,
         max_embed_tokens=config.scheduler.max_embed_tokens,
         eos_token_ids=config.model.eos_token_ids,
         limits=config.limits,

@@ -24,6 +24,7 @@ from procengine.child import Child, run_child
 from procengine.config import EngineConfig
 from procengine.errors import ProtocolError
 from procengine.frame_checks import read_step
+from procengine.layer_groups import layer_groups
 from procengine.messages import (
     Begin,
     ChildStats,
@@ -91,7 +92,9 @@ def main(child: Child) -> None:
         name="send",
     )
     sender.start()
-    receive_args = (step_socket, steps, identity.epoch, child.config.model.workflows)
+    model = child.config.model
+    num_groups = layer_groups(model, child.config.scheduler.max_model_len).num_groups
+    receive_args = (step_socket, steps, identity.epoch, model.workflows, num_groups)
     threading.Thread(target=_receive_steps, args=receive_args, name="receive", daemon=True).start()
     threading.Thread(target=_obey_supervisor, args=(child, steps), name="control", daemon=True).start()
     try:
@@ -158,6 +161,7 @@ def _receive_steps(
     steps: queue.SimpleQueue[Step | Begin | None],
     epoch: int,
     workflows: Collection[str],
+    num_groups: int,
 ) -> None:
     """What was sent to a worker that is gone, or by a frontend that is, goes no further: it may come late."""
     frontend_epoch, next_id = 0, -1  # of steps; -1 is any
@@ -166,7 +170,7 @@ def _receive_steps(
         frames = socket.recv_multipart()
         received_ns = time.monotonic_ns()
         try:
-            header = read_step(frames)
+            header = read_step(frames, num_groups)
         except ProtocolError as error:
             strays.drop("steps", error)
             continue
@@ -247,14 +251,16 @@ def _open_mock(config: EngineConfig) -> _Device:
     from procengine.mock_runner import MockRunner
 
     scheduler, cache = config.scheduler, config.cache
+    num_groups = layer_groups(config.model, scheduler.max_model_len).num_groups
     runner = MockRunner(
         config.model.vocab_size,
         scheduler.max_num_seqs,
         scheduler.max_model_len,
         cache.block_size,
         config.worker.mock_step_ms / 1e3,
+        num_groups,
     )
-    most = scheduler.max_num_seqs * -(-scheduler.max_model_len // cache.block_size)
+    most = scheduler.max_num_seqs * -(-scheduler.max_model_len // cache.block_size) * num_groups
     return _Device(runner.run, runner.forget_slots, cache.num_blocks or min(most, 1 << 17), {"device": "mock"})
 
 

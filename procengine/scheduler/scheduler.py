@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.kv_cache.block_pool import BlockPool
+from procengine.kv_cache.cached_prefix import CachedPrefix
 from procengine.request import NO_SLOT, Request
 from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.drafts import plan_drafts, propose_drafts
@@ -44,9 +45,10 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.counters = SchedulerCounters()
-        self.table = SlotTable(limits.max_num_seqs, limits.max_model_len, limits.block_size)
+        num_groups = len(limits.windows)
+        self.table = SlotTable(limits.max_num_seqs, limits.max_model_len, limits.block_size, num_groups)
         self.pool = BlockPool(limits.num_blocks, enable_prefix_caching=limits.enable_prefix_caching)
-        self._blocks = RequestBlocks(self.pool, limits.block_size, enable_prefix_caching=limits.enable_prefix_caching)
+        self._blocks = RequestBlocks(self.pool, self.table, limits)
         self.waiting = WaitingQueue()
         self._prefilling: list[Request] = []
         self._decode_slots: Slots = np.zeros(0, np.intp)
@@ -218,7 +220,9 @@ class Scheduler:
         Only rows that are due may need one. One request alone always fits (`end_position` is at most `pool_tokens`), so
         this ends.
         """
-        table = self.table
+        table, num_groups = self.table, self._blocks.groups.num_groups
+        if self._blocks.groups.has_windows:
+            self._blocks.drop_passed(slots[is_due])
         while True:
             due = slots[is_due]
             last_positions = table.num_computed[due] + row_steps[is_due] - 1
@@ -226,16 +230,13 @@ class Scheduler:
             num_missing = np.maximum(last_positions // table.block_size + 1 - table.num_blocks[due], 0)
             if not num_missing.any():
                 return slots, row_steps
-            if num_missing.sum() <= self.pool.num_available:
+            if num_missing.sum() * num_groups <= self.pool.num_available:
                 break
             self._preempt_last()
             stays = table.keys[slots] != VACANT
             slots, row_steps, is_due = slots[stays], row_steps[stays], is_due[stays]
         for round_ in range(int(num_missing.max(initial=0))):
-            growing = due[num_missing > round_]
-            blocks = self.pool.allocate(growing.size)
-            assert blocks is not None
-            plan.block_updates.append(BlockUpdate(growing, table.append_blocks(growing, blocks), blocks))
+            plan.block_updates.append(self._blocks.grow(due[num_missing > round_]))
         return slots, row_steps
 
     def _schedule_prefills(self, plan: StepPlan, budget: int) -> int:
@@ -251,26 +252,28 @@ class Scheduler:
                 break  # its newest tokens are still under way; they come with a step already sent
             if not self._suspects.let_in(request, self.table):
                 break
-            matched = self._blocks.match(request)
-            num_cached = len(matched) * self.limits.block_size
+            prefix = self._blocks.match(request)
+            num_cached = prefix.num_blocks * self.limits.block_size
             if not self.limits.enable_chunked_prefill and len(request.token_ids) - num_cached > budget:
                 break
-            blocks = self._blocks.take(request, matched, self._num_reserved_blocks)
+            blocks = self._blocks.take(request, prefix, self._num_reserved_blocks)
             if blocks is None:
                 break
             self.waiting.pop()
-            self._start(plan, request, blocks, num_cached)
+            self._start(plan, request, blocks, prefix)
             budget -= self._schedule_chunk(plan, request, budget)
 
     @property
     def _num_reserved_blocks(self) -> int:
         """What the running rows will need soon stays free: admitting a request only to preempt it is waste."""
-        return self._decode_slots.size // self.limits.block_size + 1 if self.num_running else 0
+        per_group = self._decode_slots.size // self.limits.block_size + 1 if self.num_running else 0
+        return per_group * self._blocks.groups.num_groups
 
-    def _start(self, plan: StepPlan, request: Request, blocks: Int32s, num_cached: int) -> None:
+    def _start(self, plan: StepPlan, request: Request, blocks: Int32s, prefix: CachedPrefix) -> None:
         slot, table = self.table.place(request), self.table
-        table.set_blocks(slot, blocks)
-        table.num_computed[slot] = num_cached
+        indices = table.extend_blocks(slot, blocks)
+        table.first_blocks[:, slot] = prefix.firsts
+        table.num_computed[slot] = num_cached = prefix.num_blocks * table.block_size
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached
             self.counters.prompt_tokens += len(request.prompt_token_ids)
@@ -279,9 +282,8 @@ class Scheduler:
         self.grammars.enter(request)
         self._suspects.enter(request)
         plan.admitted.append(request)
-        plan.block_updates.append(
-            BlockUpdate(np.full(blocks.size, slot, np.intp), np.arange(blocks.size, dtype=np.int32), blocks)
-        )
+        if indices.size:
+            plan.block_updates.append(BlockUpdate(np.full(indices.size, slot, np.intp), indices, blocks))
 
     def _schedule_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
         """Plan the next known tokens of a running request. Returns how many."""
@@ -292,6 +294,10 @@ class Scheduler:
             if not self.limits.enable_chunked_prefill:
                 return 0
             length = budget
+        if self._blocks.groups.has_windows:
+            length = self._blocks.reserve_chunk(slot, start, length, plan.block_updates)
+            if not length:
+                return 0
         end = start + length
         is_last = end == num_tokens
         targets = request.prompt_token_ids[start + 1 : end + 1] if request.wants_prompt_logits else _NO_TOKENS
@@ -302,7 +308,7 @@ class Scheduler:
             )
         )
         table.num_computed[slot] = end
-        self._blocks.publish_prompt(request, table.block_tables[slot], start, end)
+        self._blocks.publish_prompt(request, slot, start, end)
         if is_last:
             self._prefilling.remove(request)
             self._decode_slots = np.append(self._decode_slots, np.intp(slot))
@@ -381,7 +387,7 @@ class Scheduler:
             self._decode_slots = self._decode_slots[self._decode_slots != slot]
             request.num_in_flight = table.num_results_in_flight(slot)
         confirmed = table.token_ids[slot, : table.num_cacheable(slot)]
-        self._blocks.release(request, table.held_blocks(slot), confirmed)
+        self._blocks.release(request, slot, confirmed)
         table.vacate(request)
 
     def check_integrity(self) -> None:
@@ -389,9 +395,11 @@ class Scheduler:
         running = [r for r in self.table.requests if r is not None]
         held = np.zeros(self.limits.num_blocks, np.int64)
         for request in running:
-            held[self.table.held_blocks(request.slot)] += 1
+            for blocks in self.table.held_blocks(request.slot):
+                np.add.at(held, blocks, 1)
         self.pool.check_integrity(held)
         rows = set(self._decode_slots.tolist()) | {r.slot for r in self._prefilling}
         assert rows == {r.slot for r in running}, "a running request is in no list, or in two"
+        self._blocks.check_integrity([r.slot for r in running])
         decoding = self._decode_slots
         assert (self.table.num_computed[decoding] + 1 >= self.table.num_tokens[decoding]).all()

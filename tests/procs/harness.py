@@ -88,8 +88,11 @@ def key_of(token_id: int, position: int) -> int:
 # --- a model without weights
 
 
-def make_model(folder: Path, *, chat_template: bool = True, max_position_embeddings: int = MAX_MODEL_LEN) -> Path:
-    """A Hugging Face folder: 64 special tokens, 256 bytes, then pairs of printable characters; no tensor."""
+def make_model(
+    folder: Path, *, chat_template: bool = True, max_position_embeddings: int = MAX_MODEL_LEN, **changes: object
+) -> Path:
+    """A Hugging Face folder: 64 special tokens, 256 bytes, then pairs of printable characters; no tensor. `changes`
+    override values of config.json."""
     folder.mkdir(parents=True)
     specials = ["<s>", "<|im_start|>", "<|im_end|>", *(f"<|{number}|>" for number in range(3, NUM_SPECIAL))]
     printable = [chr(code) for code in range(0x21, 0x7F)]
@@ -114,6 +117,7 @@ def make_model(folder: Path, *, chat_template: bool = True, max_position_embeddi
         "bos_token_id": 0,
         "eos_token_id": EOS,
         "dtype": "float32",
+        **changes,
     }
     (folder / "config.json").write_text(json.dumps(config))
     template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -78,6 +79,34 @@ def test_the_largest_steps_run(tmp_path: Path) -> None:
     assert len(steps) == 2
     for step in steps:
         step()
+
+
+def sliding(config: EngineConfig, **cache: Any) -> EngineConfig:
+    """The same of a model whose first layer has a window and whose second sees all tokens."""
+    replace = msgspec.structs.replace
+    model = replace(config.model, sliding_window=16, decoder=replace(config.model.decoder, global_layers=(1,)))
+    return replace(config, model=model, cache=CacheConfig(**cache))
+
+
+def test_groups_of_layers_divide_the_pool(tmp_path: Path) -> None:
+    model, config = tiny(tmp_path)
+    num_bytes = 2 * 2 * 16 * 2 * 4 * 4 * 20  # keys and values of both layers, in 20 blocks
+    assert Device(config, model, num_bytes).num_blocks == 20
+    device = Device(sliding(config), model, num_bytes)
+    assert device.num_blocks == 40
+    assert (device.facts["kv_groups"], device.facts["kv_pool_mb"]) == (2, round(num_bytes / 1e6, 1))
+    for step in largest_steps(model, device.config):
+        step()
+
+
+def test_a_pool_without_a_block_for_each_group_is_an_error(tmp_path: Path) -> None:
+    model, config = tiny(tmp_path)
+    with pytest.raises(ConfigError, match="num_blocks: 1 are not one for each of the 2 groups of layers that tiny has"):
+        Device(sliding(config, num_blocks=1), model, 0)
+    with pytest.raises(ConfigError, match=r"kv_cache_memory: 2000 bytes hold no block for each of the 2 groups"):
+        Device(sliding(config), model, 2000)
+    with pytest.raises(ConfigError, match=r"kv_cache_memory: 2000 bytes hold no block of 16 tokens"):
+        Device(config, model, 2000)
 
 
 def test_no_memory_for_the_pool_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
