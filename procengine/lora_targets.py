@@ -41,7 +41,7 @@ def why_no_lora(model: ModelConfig) -> str | None:
 
 
 def lora_matrices(model: ModelConfig) -> dict[str, LoraMatrix]:
-    """The matrices of a layer that take adapters, by name. Layers of experts have no MLP that does."""
+    """The matrices of a layer that take adapters, by name. Of models with experts no MLP does."""
     hidden, inner = model.hidden_size, model.intermediate_size
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     matrices = {"qkv": LoraMatrix(queries + 2 * keys, hidden, 3), "output": LoraMatrix(hidden, queries, 1)}

@@ -34,7 +34,7 @@ def save_adapter(
     `config` are further fields of its adapter_config.json.
     """
     generator = torch.Generator().manual_seed(seed)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in modules:
             prefix = f"base_model.model.{name}"

@@ -38,7 +38,8 @@ class LoraLink:
 
     async def _ask(self, question: Callable[[int], LoadLora | UnloadLora]) -> LoraChanged:
         ask_id, self._next_id = self._next_id, self._next_id + 1
-        answer = self._answers[ask_id] = self._loop.create_future()
+        answer: asyncio.Future[LoraChanged] = self._loop.create_future()
+        self._answers[ask_id] = answer
         self._socket.send(encode(question(ask_id)))
         self._reader.poke()
         return await answer

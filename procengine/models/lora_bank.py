@@ -76,4 +76,6 @@ class LoraPass:
 
     def add(self, layer: int, matrix: str, x: Tensor, y: Tensor) -> None:
         """Add to `y` [T, outputs], in place, what the tokens' adapters make of `x` [T, inputs]."""
-        add_lora(y, x, *self._layers[layer][matrix], self._blocks)
+        stack = self._layers[layer].get(matrix)  # a plain MLP among layers of experts has none
+        if stack is not None:
+            add_lora(y, x, *stack, self._blocks)
