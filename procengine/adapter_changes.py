@@ -56,7 +56,7 @@ class AdapterChanges:
         asker, ask_id, change = self._asked.pop(changed.ask_id, (None, -1, None))
         if change is not None and not changed.error:
             self._note(change.name, change.path)
-        elif change is None:
+        elif changed.ask_id < 0:  # else of a frontend that is gone, and whoever asked it knows
             self._note(changed.name, None)
         if asker is not None:
             self._answer(asker, LoraChanged(ask_id, changed.code, changed.error))

@@ -16,6 +16,7 @@ from procengine.decode_graphs import DecodeGraphs
 from procengine.device_streams import Streams
 from procengine.executor import Executor, ForwardBatch
 from procengine.kernels.attention import AttentionMetadata, Rotation
+from procengine.kernels.lora import AdapterBlocks
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
 from procengine.models.decoder import AdaptedDecoder, AttentionCallback, Decoder
@@ -48,7 +49,14 @@ class TorchModel:
         executor = TorchExecutor(self.model, cache, self.arrays.streams, self.graph_sizes, self.bank)
         return NvtxExecutor(executor) if self._nvtx else executor
 
-    def encode(self, input_ids: Tensor, positions: Tensor, query_start_loc: Tensor, max_query_len: int) -> Tensor:
+    def encode(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        query_start_loc: Tensor,
+        max_query_len: int,
+        adapters: AdapterBlocks[Tensor] | None = None,
+    ) -> Tensor:
         model, ops = self.model, self.model.operations
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
@@ -59,7 +67,22 @@ class TorchModel:
                 q, k, v, query_start_loc, max_query_len, spec.scale, True, spec.sliding_window, spec.softcap
             )
 
-        return model.forward(input_ids, positions, attend)
+        return _forward(model, self.bank, input_ids, positions, attend, adapters)
+
+
+def _forward(
+    model: Decoder,
+    bank: LoraBank | None,
+    input_ids: Tensor,
+    positions: Tensor,
+    attention: AttentionCallback,
+    adapters: AdapterBlocks[Tensor] | None,
+) -> Tensor:
+    if adapters is None:
+        return model.forward(input_ids, positions, attention)
+    assert bank is not None, "tokens have adapters, and there is room for none"
+    adapted = cast(AdaptedDecoder, model)  # what has a bank is one
+    return adapted.forward(input_ids, positions, attention, bank.during(adapters))
 
 
 class TorchExecutor:
@@ -99,13 +122,7 @@ class TorchExecutor:
 
     def _compute(self, batch: ForwardBatch[Tensor]) -> Tensor:
         attention = self._attention(self._metadata(batch))
-        if batch.adapters is None:
-            hidden = self._model.forward(batch.input_ids, batch.positions, attention)
-        else:
-            assert self._bank is not None, "rows have adapters, and none was loaded"
-            adapters = self._bank.during(batch.adapters)
-            model = cast(AdaptedDecoder, self._model)  # what has a bank is one
-            hidden = model.forward(batch.input_ids, batch.positions, attention, adapters)
+        hidden = _forward(self._model, self._bank, batch.input_ids, batch.positions, attention, batch.adapters)
         return hidden if batch.wanted is None else hidden[batch.wanted]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

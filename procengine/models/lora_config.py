@@ -21,6 +21,9 @@ CONFIG_FILE: Final = "adapter_config.json"
 _REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "use_dora": (False,),
     "use_qalora": (False,),
+    "use_bdlora": (False, {}),
+    "kasa_config": ({},),
+    "monteclora_config": ({},),
     "bias": ("none",),
     "lora_bias": (False,),
     "fan_in_fan_out": (False,),
@@ -33,7 +36,7 @@ _REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "arrow_config": ({},),
 }
 # Ways to begin that change the base model's weights: an adapter that was not converted afterwards is of no use without.
-_CHANGED_BASE: Final = ("pissa", "olora", "corda", "loftq")
+_CHANGED_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 class LoraAdapterConfig(NamedTuple):

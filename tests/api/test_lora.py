@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.api.http_client import HttpClient
-from tests.procs.harness import Served
+from tests.procs.harness import Served, cli
 
 _MESSAGES = [{"role": "user", "content": "x"}]
 # path, body, and where the answer says its model
@@ -81,3 +82,17 @@ def test_wrong_changes_are_refused(
 def test_a_group_that_does_not_allow_it_is_left_as_it_is(http: HttpClient) -> None:
     answer = http.post("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/x"})
     assert answer.status == 403 and "--allow-runtime-lora-updating" in answer.error["message"]
+
+
+def test_the_command_line_loads_and_unloads(adapted: HttpClient) -> None:
+    def lora(*arguments: str) -> tuple[int, str]:
+        command = cli("lora", *arguments, "--group", "adapted")
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+
+    assert lora("load", "mine", "/x") == (0, "adapter mine is loaded, in group adapted\n")
+    assert adapted.get("/v1/models/mine").status == 200
+    assert lora("unload", "mine") == (0, "adapter mine is unloaded, in group adapted\n")
+    status, text = lora("unload", "mine")
+    assert status == 1 and "there is no adapter 'mine' here; there are: sql" in text
+    assert lora("load", "mine") == (1, "procengine: error: path: must be given to load an adapter, and only then\n")
