@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from procengine.config import LoraConfig
+from procengine.decode_graphs import graph_sizes
 from procengine.errors import ModelError
 from procengine.kernels.lora import AdapterBlocks, adapter_blocks
 from procengine.model_source import resolve_model
@@ -21,9 +22,13 @@ from procengine.models.decoder import AdaptedDecoder
 from procengine.models.loader import load_model
 from procengine.models.lora_bank import LoraBank
 from procengine.models.lora_weights import read_lora_weights
+from procengine.request import RowSampling
+from procengine.row_features import ADAPTER
+from procengine.torch_executor import TorchModel
 from tests.lora_adapters import ATTENTION, MLP, merged, save_adapter
 from tests.unit.models.tiny_families import FAMILIES, save_family
 from tests.unit.models.tiny_models import save_tiny_model
+from tests.unit.runner_engine import PROMPTS, Engine, TinyModel
 
 _QUERIES = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 _IDS = [3, 14, 15, 92, 65, 35, 89, 79]
@@ -38,6 +43,15 @@ _MODELS = {
     "gemma3": (*ATTENTION, *MLP),
     "qwen3-moe": ATTENTION,
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small are slower on several."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
 
 
 def save(kind: str, folder: Path) -> Any:
@@ -93,6 +107,38 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
     root = tmp_path_factory.mktemp("lora")
     oracle = save("llama", root / "model")
     return oracle, resolve_model(str(root / "model"), root), save_adapter(oracle, root / "adapter", 1)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"depth": 2, "decode_steps": 4, "max_num_batched_tokens": 24, "num_blocks": 20},  # they preempt each other
+        {"depth": 1, "graphs": graph_sizes(8)},
+        {"depth": 2, "num_speculative_tokens": 3},
+    ],
+    ids=str,
+)
+def test_rows_with_and_without_adapters_share_steps_of_every_kind(
+    tiny: tuple[Any, Any, Path], tmp_path: Path, mode: dict[str, Any]
+) -> None:
+    oracle, config, _ = tiny
+    paths = [save_adapter(oracle, tmp_path / str(place), place, rank=2 + place) for place in range(2)]
+    bank = LoraBank(config, LoraConfig(max_loras=2, max_rank=4), torch.float32, torch.device("cpu"))
+    for place, path in enumerate(paths):
+        bank.put(place, read_lora_weights(path, config, 4))
+    loaded = load_model(config, torch.float32, "cpu", progress=False)
+    graphs, mode = mode.get("graphs", ()), {name: one for name, one in mode.items() if name != "graphs"}
+    engine = Engine(TinyModel(config, TorchModel(loaded, graphs, bank=bank)), **mode)
+    oracles = [merged(oracle, path) for path in paths] + [oracle]  # -1 is the last
+    rows = [(prompt, place) for prompt in PROMPTS for place in (0, -1, 1)]
+    for prompt, place in rows:
+        sampling = RowSampling(0, features=ADAPTER if place >= 0 else 0)
+        engine.add(prompt, 6, sampling, adapter=place, cache_salt=b"%d" % place)
+    engine.run()
+    for (prompt, place), tokens in zip(rows, engine.tokens.values(), strict=True):
+        with torch.inference_mode():
+            best = oracles[place](torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :].argmax(-1)
+        assert tokens == best.tolist(), (len(prompt), place)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
