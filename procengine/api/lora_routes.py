@@ -48,6 +48,9 @@ async def load_lora_adapter(call: Call) -> None:
     if request.load_inplace:
         raise InvalidRequestError("load_inplace: is not supported; unload the adapter first")
     changed = await _link(call).load(request.lora_name, request.lora_path)
+    if not changed.code:  # the supervisor says so too, over another socket: perhaps a moment later
+        known = call.service.adapters
+        call.service.adapters = known | {request.lora_name: known.get(request.lora_name, request.lora_path)}
     _answer(call, changed, f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
 
@@ -55,6 +58,8 @@ async def unload_lora_adapter(call: Call) -> None:
     """`POST /v1/unload_lora_adapter`: requests name it no more; answered when those that do have ended."""
     request = decode_body(_UNLOAD, call.request.body)
     changed = await _link(call).unload(request.lora_name)
+    if not changed.code:
+        call.service.adapters = {name: one for name, one in call.service.adapters.items() if name != request.lora_name}
     _answer(call, changed, f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 
 

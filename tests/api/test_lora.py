@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.api.http_client import HttpClient
-from tests.procs.harness import Served, cli
+from tests.procs.harness import Served, cli, wait_until
 
 _MESSAGES = [{"role": "user", "content": "x"}]
 # path, body, and where the answer says its model
@@ -52,11 +52,11 @@ def test_every_http_process_knows_what_was_loaded_and_unloaded(adapted: HttpClie
     assert names() == {("sql",)}
     answer = adapted.post("/v1/load_lora_adapter", {"lora_name": "new", "lora_path": "/x"})
     assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'new' added successfully.")
-    assert names() == {("sql", "new")}
+    wait_until(lambda: names() == {("sql", "new")}, "both know it")
     assert adapted.get("/v1/models/new").json["root"] == "/x"
     answer = adapted.post("/v1/unload_lora_adapter", {"lora_name": "new"})
     assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'new' removed successfully.")
-    assert names() == {("sql",)}
+    wait_until(lambda: names() == {("sql",)}, "both have forgotten it")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_the_command_line_loads_and_unloads(adapted: HttpClient) -> None:
         return done.returncode, done.stdout + done.stderr
 
     assert lora("load", "mine", "/x") == (0, "adapter mine is loaded, in group adapted\n")
-    assert adapted.get("/v1/models/mine").status == 200
+    wait_until(lambda: adapted.get("/v1/models/mine").status == 200, "it is a model")
     assert lora("unload", "mine") == (0, "adapter mine is unloaded, in group adapted\n")
     status, text = lora("unload", "mine")
     assert status == 1 and "there is no adapter 'mine' here; there are: sql" in text
