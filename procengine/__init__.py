@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RequestLostError,
         ShuttingDownError,
         StartupError,
+        UnknownAdapterError,
     )
     from procengine.llm import LLM
     from procengine.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, StreamDelta
@@ -64,6 +65,7 @@ __all__ = [
     "StartupError",
     "StreamDelta",
     "StructuredOutputs",
+    "UnknownAdapterError",
     "__version__",
 ]
 

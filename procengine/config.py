@@ -25,6 +25,8 @@ __all__ = [
     "Kernels",
     "LimitsConfig",
     "ListenConfig",
+    "LoraConfig",
+    "LoraModule",
     "MetricsConfig",
     "ModelConfig",
     "ProfilingConfig",
@@ -299,6 +301,27 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     instance: int = 0  # its supervisor's; the next group of this name has another. 0: no supervisor has it yet
 
 
+class LoraModule(Struct, frozen=True, forbid_unknown_fields=True):
+    """An adapter of the model: requests name it, its weights are in a PEFT folder."""
+
+    name: str
+    path: str
+
+
+class LoraConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Low-rank adapters. The supervisor tells successors of those that were loaded and unloaded meanwhile."""
+
+    max_loras: int = 0  # that are loaded at once; 0: adapters are off
+    max_rank: int = 16
+    modules: tuple[LoraModule, ...] = ()
+    allows_http: bool = False  # to load and unload them; who runs the group always may
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there may be adapters."""
+        return self.max_loras > 0
+
+
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a process of the group needs to know. One value, the same in all of them."""
 
@@ -312,4 +335,5 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     metrics: MetricsConfig = MetricsConfig()
     api: ApiConfig = ApiConfig()
     crash: CrashConfig = CrashConfig("", 0.0)
+    lora: LoraConfig = LoraConfig()
     listen: ListenConfig | None = None  # None: clients connect to Unix sockets only

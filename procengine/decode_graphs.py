@@ -58,10 +58,11 @@ class DecodeGraphs:
         self._graphs = {size: self._capture(size, streams) for size in reversed(sizes)}
 
     def fits(self, batch: ForwardBatch[Tensor]) -> bool:
-        """Whether there is a graph for this batch: decode rows only, not too many, and all hidden states."""
+        """Whether there is a graph for this batch: decode rows only, not too many, all hidden states, no adapters."""
         num_rows = batch.seq_lens.shape[0]
         is_decode = batch.num_decode_rows == num_rows == batch.input_ids.shape[0] and batch.wanted is None
-        return is_decode and num_rows <= self._sizes[-1] and batch.block_tables is self._block_tables
+        is_plain = is_decode and batch.adapters is None
+        return is_plain and num_rows <= self._sizes[-1] and batch.block_tables is self._block_tables
 
     def run(self, batch: ForwardBatch[Tensor]) -> Tensor:
         """Hidden states, [R, hidden_size], valid until the next call."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol
 
 from procengine.arrays import A, Arrays
+from procengine.kernels.lora import AdapterBlocks
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
 
@@ -31,6 +32,7 @@ class ForwardBatch(Generic[A]):
     max_query_len: int
     max_seq_len: int
     wanted: A | None  # int64 [W], ascending: tokens whose hidden states are asked for; None: all
+    adapters: AdapterBlocks[A] | None = None  # of tokens that have one; None: none has
 
 
 class Executor(Protocol[A]):

@@ -13,9 +13,11 @@ from typing import Final, TypeVar
 from procengine.errors import ProtocolError
 from procengine.messages import (
     UNREADABLE,
+    AdapterLoaded,
     Begin,
     EmbedInput,
     EmbedResult,
+    LoadAdapter,
     StepFailed,
     StepInput,
     StepResult,
@@ -45,8 +47,8 @@ def read_message(frames: Sequence[bytes], decode: Callable[[bytes], _T]) -> _T:
     return _decoded(frames[0], decode)
 
 
-def read_step(frames: Sequence[bytes], num_groups: int = 1) -> StepInput | EmbedInput | Begin:
-    """The header of a step whose payload is frame 1, or a Begin. `num_groups`: of the model's layers.
+def read_step(frames: Sequence[bytes], num_groups: int = 1) -> StepInput | EmbedInput | Begin | LoadAdapter:
+    """The header of a step whose payload is frame 1, or a message without one. `num_groups`: of the model's layers.
 
     Raises:
         ProtocolError: it is neither, or header and payload do not fit.
@@ -63,7 +65,7 @@ def read_step(frames: Sequence[bytes], num_groups: int = 1) -> StepInput | Embed
     return header
 
 
-def read_result(frames: Sequence[bytes]) -> StepResult | EmbedResult | StepFailed | WorkerReady:
+def read_result(frames: Sequence[bytes]) -> StepResult | EmbedResult | StepFailed | WorkerReady | AdapterLoaded:
     """The header of a result whose payload is frame 1, or a message without one.
 
     Raises:

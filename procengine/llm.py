@@ -85,17 +85,19 @@ class LLM:
         *,
         use_tqdm: bool = True,
         echo: bool = False,
+        lora_name: str = "",
     ) -> list[RequestOutput]:
         """Complete prompts: texts, lists of token ids, or one of either. Results are in the order of the prompts.
 
-        With `echo` the texts begin with the prompts'.
+        With `echo` the texts begin with the prompts'. `lora_name` is one of the adapters of `lora_modules`.
 
         Raises:
             InvalidRequestError: a prompt or parameter is wrong; the others are aborted.
             EngineDeadError: the group has died.
         """
         each, _ = prompt_list(prompts)
-        return self._run([prompt_body(prompt) for prompt in each], sampling_params, use_tqdm=use_tqdm, echo=echo)
+        bodies = [prompt_body(prompt) for prompt in each]
+        return self._run(bodies, sampling_params, use_tqdm=use_tqdm, echo=echo, lora_name=lora_name)
 
     def chat(
         self,
@@ -105,6 +107,7 @@ class LLM:
         use_tqdm: bool = True,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
+        lora_name: str = "",
     ) -> list[RequestOutput]:
         """Answer one conversation (`[{"role": "user", "content": "..."}]`) or a list of them.
 
@@ -115,7 +118,7 @@ class LLM:
         bodies = [messages_body(one, offer.tools) for one in each]
         params = [offer.params(one) for one in one_params_each(sampling_params, len(each))]
         with offer.naming_tools():
-            outputs = self._run(bodies, params, use_tqdm=use_tqdm)
+            outputs = self._run(bodies, params, use_tqdm=use_tqdm, lora_name=lora_name)
         return [read_calls(output, offer.style, new_call_seed()) for output in outputs]
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
@@ -194,9 +197,13 @@ class LLM:
         *,
         use_tqdm: bool,
         echo: bool = False,
+        lora_name: str = "",
     ) -> list[RequestOutput]:
         each = one_params_each(sampling_params, len(prompts))
-        bodies = [generate_body(prompt, params, echo=echo) for prompt, params in zip(prompts, each, strict=True)]
+        bodies = [
+            generate_body(prompt, params, echo=echo, lora_name=lora_name)
+            for prompt, params in zip(prompts, each, strict=True)
+        ]
         return _with_progress(len(bodies), use_tqdm, lambda on_end: self._client.generate_bodies(bodies, on_end=on_end))
 
 

@@ -9,12 +9,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from procengine.config import EngineConfig
 from procengine.errors import ConfigError
 from procengine.executor import ForwardBatch
+from procengine.kernels.lora import AdapterBlocks, adapter_blocks
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
 from procengine.layer_groups import layer_groups
@@ -101,8 +103,18 @@ def _prompt_step(model: TorchModel, config: EngineConfig) -> None:
     bounds = [*range(0, num_tokens, longest), num_tokens]
     positions = torch.arange(num_tokens, device=device) % longest
     starts = torch.tensor(bounds, dtype=torch.int32, device=device)
-    hidden = model.encode(torch.zeros(num_tokens, dtype=torch.int32, device=device), positions, starts, longest)
+    input_ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
+    hidden = model.encode(input_ids, positions, starts, longest, _adapters(model, num_tokens))
     _sample(model, config, hidden[: scheduler.max_num_seqs])
+
+
+def _adapters(model: TorchModel, num_tokens: int) -> AdapterBlocks[Tensor] | None:
+    """Of tokens all of which have one, if the model takes any."""
+    blocks = None if model.bank is None else adapter_blocks(np.zeros(num_tokens, np.int32))
+    if blocks is None:
+        return None
+    tokens, places, adapters = map(model.arrays.send, (blocks.tokens, blocks.places, blocks.adapters))
+    return AdapterBlocks(tokens, places, adapters, blocks.width)
 
 
 def _sample(model: TorchModel, config: EngineConfig, hidden: Tensor) -> None:

@@ -40,6 +40,7 @@ from procengine.kernels.backends import preferred_block_size
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
 from procengine.listen import resolve_listen
+from procengine.lora_options import resolve_lora
 from procengine.model_source import resolve_model
 from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
@@ -96,6 +97,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         api=api,
         listen=resolve_listen(args.listen, args.curve_keys),
         crash=_crash(args),
+        lora=resolve_lora(args, model, api),
     )
 
 
@@ -262,6 +264,8 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
     """Why the native kernels do not run this model; None where they do. The library is looked for last: it logs."""
     if args.kernels == "torch":
         return "kernels is torch"
+    if args.enable_lora:
+        return "adapters (enable_lora) take the torch kernels"
     if device != "cpu":
         return f"they are for the cpu, and device is {device}"
     if model.encoder is not None:

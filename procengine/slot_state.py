@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.arrays import A, Arrays
-from procengine.step_payload import SLOT_ROW, block_update_width, join_int64
+from procengine.step_payload import SLOT_ROW, SlotList, block_update_width, iter_slot_lists, join_int64
 
 __all__ = ["SlotState"]
 
@@ -31,6 +31,7 @@ class SlotState(Generic[A]):
         seeds: int64 [slots].
         keys: int64 [slots], on the host.
         num_logprobs: int32 [slots], on the host.
+        adapters: int32 [slots], on the host: places of LoRA adapters, -1 where there is none.
     """
 
     def __init__(self, max_num_seqs: int, max_blocks: int, arrays: Arrays[A], num_groups: int = 1) -> None:
@@ -43,6 +44,7 @@ class SlotState(Generic[A]):
         self.seeds = arrays.new([max_num_seqs], "int64")
         self.keys = np.full(max_num_seqs, -1, np.int64)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
+        self.adapters = np.full(max_num_seqs, -1, np.int32)
 
     def forget(self) -> None:
         """No slot has a request. What the device remembers is written before it is read again."""
@@ -68,6 +70,13 @@ class SlotState(Generic[A]):
         slots = rows[:, _COLUMN["slot"]]
         self.keys[slots] = join_int64(rows[:, _COLUMN["key_low"] : _COLUMN["key_high"] + 1].ravel())
         self.num_logprobs[slots] = rows[:, _COLUMN["num_logprobs"]]
+        self.adapters[slots] = -1
+
+    def take_adapters(self, slot_lists: NDArray[np.int32]) -> None:
+        """What the `slot_lists` section says of adapters: behind `update`, if a row of the step has one."""
+        for kind, slot, data in iter_slot_lists(slot_lists):
+            if kind is SlotList.ADAPTER:
+                self.adapters[slot] = data[0]
 
     def resolve_tokens(self, input_ids: A) -> A:
         """int32 [n] token ids, with each -1 - slot replaced by that slot's last token."""

@@ -70,6 +70,7 @@ class SlotList(IntEnum):
     BIAS = 1  # what all logits get (float32 bits), then (token, what it gets instead) pairs
     EARLY_STOPS = 2  # a position, then the tokens that may not be sampled before it
     BAD_WORD = 3  # the tokens of one sequence
+    ADAPTER = 4  # the place of a LoRA adapter; a slot without one has none of these
 
 
 RESULT_SECTIONS: Final = (

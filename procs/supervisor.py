@@ -22,6 +22,7 @@ import msgspec
 import zmq
 
 from procengine import ipc
+from procengine.adapter_changes import AdapterChanges
 from procengine.announcements import Announcements, announce
 from procengine.child_process import ChildProcess, write_log
 from procengine.children import Children
@@ -35,6 +36,7 @@ from procengine.hung_children import HungChildren
 from procengine.liveness import LIVENESS_QUERY
 from procengine.messages import (
     UNREADABLE,
+    AdapterChanged,
     ChildStats,
     Drain,
     Drained,
@@ -44,11 +46,13 @@ from procengine.messages import (
     FromAsker,
     FromChild,
     GetStatus,
+    LoadLora,
     Ready,
     RecordedRequests,
     Restart,
     Shutdown,
     Stays,
+    UnloadLora,
     WorkerHung,
     WorkerRetired,
     WriteRecord,
@@ -89,6 +93,7 @@ class Supervisor:
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
         self._children = Children(config, self._control, self._clients.fds | self._listeners.fds)
         self._restarts = Restarts(config.group, self._children, self._control)
+        self._adapters = AdapterChanges(config, self._children, self._control)
         self._announcements = Announcements(
             config, self._children, self._urls, self._started_s, is_private=launcher_fd is not None
         )
@@ -144,6 +149,7 @@ class Supervisor:
     def _on_ready(self, child: ChildProcess, message: Ready) -> None:
         child.is_ready = True
         self._announcements.note(child, message.facts)
+        self._adapters.tell(child)
         if self._state == "starting" and self._children.all_ready:
             self._become_ready()
         elif child.epoch:
@@ -192,6 +198,8 @@ class Supervisor:
                 self._restarts.ask(asker, name, timeout_s)
                 if self._state != "ready":
                     self._restarts.refuse_all(f"the group is {self._state}")
+            case LoadLora() | UnloadLora():
+                self._adapters.ask(asker, message)
             case EndGroup(timeout_s):
                 self._end_askers.append(asker)
                 self._end_by_request(timeout_s)
@@ -215,6 +223,8 @@ class Supervisor:
                 self._restarts.end_worker(rank, epoch)
             case Stays(num_unfinished):
                 self._restarts.refuse("frontend", f"{num_unfinished} requests did not finish in time")
+            case AdapterChanged():
+                self._adapters.take(message)
             case RecordedRequests():
                 self._crashes.take(message)
             case ChildStats():
@@ -261,8 +271,10 @@ class Supervisor:
             has_nothing_to_finish = child.role == "frontend" and self._state == "draining"
             if self._state == "starting" or has_nothing_to_finish:
                 self._fail(child.describe_end())
-            elif end := self._succession.succeed(child):
-                self._fail(end)
+            else:
+                self._adapters.lose(child)
+                if end := self._succession.succeed(child):
+                    self._fail(end)
         elif not self._children.any_alive:
             self._state = "gone"
         elif child.role == "output" and not self._error:

@@ -113,6 +113,7 @@ PURE = (
     "procengine.scheduler",
     "procengine.kv_cache",
     "procengine.input_builder",
+    "procengine.adapter_table",
     "procengine.backlog",
     "procengine.completion_rate",
     "procengine.deadlines",

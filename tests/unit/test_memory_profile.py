@@ -10,13 +10,15 @@ import msgspec
 import pytest
 import torch
 
-from procengine.config import CacheConfig, EngineConfig, GroupConfig, ModelConfig, SchedulerConfig
+from procengine.config import CacheConfig, EngineConfig, GroupConfig, LoraConfig, ModelConfig, SchedulerConfig
 from procengine.decode_graphs import graph_sizes
 from procengine.device import Device
 from procengine.errors import ConfigError
+from procengine.kernels.lora import AdapterBlocks
 from procengine.kernels.operations import TORCH_OPERATIONS
 from procengine.memory_profile import largest_steps, left_for_cache
 from procengine.models.llama import LlamaModel
+from procengine.models.lora_bank import LoraBank, LoraPass
 from procengine.models.new_tensors import NewTensors
 from procengine.torch_executor import TorchModel
 
@@ -107,6 +109,20 @@ def test_a_pool_without_a_block_for_each_group_is_an_error(tmp_path: Path) -> No
         Device(sliding(config), model, 2000)
     with pytest.raises(ConfigError, match=r"kv_cache_memory: 2000 bytes hold no block of 16 tokens"):
         Device(config, model, 2000)
+
+
+def test_all_tokens_of_the_largest_prompt_step_have_adapters_where_the_model_takes_some(tmp_path: Path) -> None:
+    class Seen(LoraBank):
+        num_tokens = 0
+
+        def during(self, blocks: AdapterBlocks[torch.Tensor]) -> LoraPass:
+            self.num_tokens = blocks.tokens.numel()
+            return super().during(blocks)
+
+    bank = Seen(CONFIG, LoraConfig(max_loras=2), torch.float32, torch.device("cpu"))
+    plain, config = tiny(tmp_path)
+    largest_steps(TorchModel(plain.model, bank=bank), config)[0]()
+    assert bank.num_tokens == 300
 
 
 def test_no_memory_for_the_pool_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
