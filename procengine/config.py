@@ -161,6 +161,8 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_seq_length: int | None = None  # tokens of a sequence, unless asked for otherwise
     encoder: EncoderConfig | None = None  # None: a decoder
     head: HeadConfig | None = None
+    sparse_linear: str = ""  # files of linear layers behind an encoder (bge-m3): lexical weights of tokens
+    colbert_linear: str = ""  # and a vector for each; "": there is none
     decoder: DecoderConfig = DecoderConfig()
 
 

@@ -113,6 +113,8 @@ class HuggingFaceEncoderConfig:
             workflows=self._workflows(head),
             encoder=encoder,
             head=head,
+            sparse_linear=self._linear_file("sparse_linear"),
+            colbert_linear=self._linear_file("colbert_linear"),
         )
 
     def _check_supported(self) -> None:
@@ -214,9 +216,17 @@ class HuggingFaceEncoderConfig:
         return "sigmoid" if problem == "multi_label_classification" or num_labels == 1 else "softmax"
 
     def _workflows(self, head: HeadConfig | None) -> tuple[str, ...]:
-        if head is None:
-            return ("embed", "hidden_states")
-        return ("embed", "hidden_states", "classify", *(("score", "reward") if len(head.labels) == 1 else ()))
+        found = ["embed", "hidden_states"]
+        found += ["embed_sparse"] * bool(self._linear_file("sparse_linear"))
+        found += ["embed_multi"] * bool(self._linear_file("colbert_linear"))
+        if head is not None:
+            found += ["classify", *(("score", "reward") if len(head.labels) == 1 else ())]
+        return tuple(found)
+
+    def _linear_file(self, stem: str) -> str:
+        """The file of a linear layer that stands beside the encoder's own weights (bge-m3), or ""."""
+        paths = (self.folder.path / f"{stem}{suffix}" for suffix in (".safetensors", ".pt"))
+        return next((str(path.absolute()) for path in paths if path.is_file()), "")
 
     def _size(self, field: str, default: int, key: str | None = None) -> int:
         key = key or field

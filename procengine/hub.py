@@ -25,7 +25,7 @@ from procengine.errors import ModelError
 __all__ = ["ALIASES", "PackagedModel", "WheelPart", "is_hub_id", "model_dir", "pull"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "LICENSE*", "1_Pooling/*"]
+_HUB_FILES = ["*.json", "*.safetensors", "*_linear.pt", "*.jinja", "tokenizer.model", "LICENSE*", "1_Pooling/*"]
 
 
 class WheelPart(NamedTuple):

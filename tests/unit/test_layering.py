@@ -41,6 +41,7 @@ RUNNERS = (
     "procengine.encoder_model",
     "procengine.encoder_runner",
     "procengine.label_scores",
+    "procengine.token_heads",
     "procengine.executor",
     "procengine.torch_executor",
     "procengine.native_executor",
