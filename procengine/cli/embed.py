@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kind",
         choices=_ASK,
         default="dense",
-        help="of each text a vector (default: dense), or of each token a weight or a vector (bge-m3)",
+        help="of each text a vector, or of each token a weight or a vector (bge-m3) [dense]",
     )
     parser.add_argument("texts", metavar="TEXT", nargs="+", help="a text; - reads one from each line of stdin")
     parser.add_argument("--dimensions", type=int, help="keep the first so many numbers of each vector")
