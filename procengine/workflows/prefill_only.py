@@ -138,6 +138,7 @@ class PrefillPlanner:
     def __init__(self, limits: SchedulerLimits) -> None:
         self.counters = SchedulerCounters()
         self._max_tokens = limits.max_embed_tokens or limits.max_num_batched_tokens
+        self._max_shared_tokens = min(self._max_tokens, limits.max_num_batched_tokens)
         self._max_rows = limits.max_num_seqs
         self._waiting: deque[PrefillRequest] = deque()
         self._running: dict[int, PrefillRequest] = {}
@@ -177,9 +178,10 @@ class PrefillPlanner:
             request.num_worker_deaths += has_died
         return sorted(running + waiting, key=lambda request: (not _is_suspect(request), request.key))
 
-    def plan(self) -> list[PrefillRequest] | None:
-        """The rows of the next step, or None if nothing waits."""
-        rows = self._take_rows()
+    def plan(self, *, is_shared: bool = False) -> list[PrefillRequest] | None:
+        """The rows of the next step, or None if nothing waits. While others want the device it takes as many tokens as
+        a step of theirs, or one sequence."""
+        rows = self._take_rows(self._max_shared_tokens if is_shared else self._max_tokens)
         self._running.update((r.key, r) for r in rows)
         return rows or None
 
@@ -225,13 +227,12 @@ class PrefillPlanner:
         """None: there is no cache."""
         return 0
 
-    def _take_rows(self) -> list[PrefillRequest]:
+    def _take_rows(self, budget: int) -> list[PrefillRequest]:
         rows: list[PrefillRequest] = []
-        budget = self._max_tokens
         while self._waiting and len(rows) < self._max_rows:
             request = self._waiting[0]
             if not request.is_finished:
-                if len(request.token_ids) > budget or (rows and not _go_together(rows[0], request)):
+                if rows and (len(request.token_ids) > budget or not _go_together(rows[0], request)):
                     break
                 rows.append(request)
                 budget -= len(request.token_ids)

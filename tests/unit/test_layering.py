@@ -123,6 +123,7 @@ PURE = (
     "procengine.stopping",
     "procengine.detokenizer",
     "procengine.stop_strings",
+    "procengine.device_turns",
     "procengine.pipeline",
     "procengine.engine",
     "procengine.text_outputs",

@@ -25,6 +25,7 @@ class FakePlanner:
         self.wants_late_plan = False
         self.counters = SchedulerCounters()
         self.applied: list[tuple[object, int]] = []
+        self.shared: list[bool] = []
 
     @property
     def num_unfinished(self) -> int:
@@ -41,11 +42,12 @@ class FakePlanner:
 
     @property
     def gauges(self) -> Gauges:
-        return Gauges(self.num_steps, 2, 3)
+        return Gauges(self.num_steps, 0, 3)
 
-    def plan(self) -> str | None:
+    def plan(self, *, is_shared: bool = False) -> str | None:
         if not self.num_steps:
             return None
+        self.shared.append(is_shared)
         self.num_steps -= 1
         return self.name
 
@@ -149,6 +151,34 @@ def test_both_workflows_go_on_while_prompts_keep_coming() -> None:
         pipe.apply(EmbedResult(0, 0, step_id, 0, 0, ()) if is_embed else result(step_id), NONE)
     assert sum(name.startswith("generate") for name in order) == 5
     assert sum(name.startswith("embed") for name in order) == 5
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_workflows_get_the_same_time_whatever_their_steps_take(depth: int) -> None:
+    """Embedding steps of 200 ms beside generating ones of 20, both always with work."""
+    took_ns = {"generate": 20_000_000, "embed": 200_000_000}
+    pipe = pipeline(FakePlanner("generate", 10_000), FakePlanner("embed", 10_000), depth=depth)
+    under_way: deque[str] = deque()
+    used_ns = dict.fromkeys(took_ns, 0)
+    for step_id in range(500):
+        under_way.extend(names(pipe))
+        name = under_way.popleft().split("-")[0]
+        used_ns[name] += took_ns[name]
+        step = (0, 0, step_id)
+        if name == "embed":
+            pipe.apply(EmbedResult(*step, 0, took_ns[name], ()), NONE)
+        else:
+            pipe.apply(StepResult(*step, 0, True, 0, took_ns[name], ()), NONE)
+    assert abs(used_ns["embed"] - used_ns["generate"]) <= (depth + 1) * sum(took_ns.values())
+    assert min(used_ns.values()) > 4_000_000_000
+
+
+def test_a_planner_is_told_whether_others_have_work() -> None:
+    generate, embed = FakePlanner("generate", 2), FakePlanner("embed", 4)
+    pipe = pipeline(generate, embed, depth=6)
+    assert len(names(pipe)) == 6
+    assert generate.shared == [True, True]
+    assert embed.shared == [True, False, False, False]  # beside the last of the others, then alone
 
 
 def test_result_of_another_epoch_is_dropped() -> None:
