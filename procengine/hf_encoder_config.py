@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from procengine.config import DType, EncoderConfig, HeadConfig, ModelConfig, Pooling
 from procengine.hf_embedding import read_embedding
-from procengine.hf_files import HuggingFaceFolder, safetensors_dtype
+from procengine.hf_files import HuggingFaceFolder, first_dtype
 from procengine.model_limits import why_not_a_size
 
 __all__ = ["HuggingFaceEncoderConfig", "is_encoder"]
@@ -237,7 +237,7 @@ class HuggingFaceEncoderConfig:
 
     def _dtype(self) -> DType:
         """What most weights are; the first tensor may be a table of numbers. Loading says what cannot be read."""
-        dtype = safetensors_dtype(self.folder.find_weights())
+        dtype = first_dtype(self.folder.find_weights())
         return "bfloat16" if dtype == "bfloat16" else "float16" if dtype == "float16" else "float32"
 
 

@@ -220,6 +220,8 @@ def _pull_from_hub(name: str, target: Path) -> None:
     _say(f"fetching {name} from the Hugging Face hub ...")
     try:
         hub.snapshot_download(repo_id=name, local_dir=str(partial), allow_patterns=_HUB_FILES)
+        if not any(partial.glob("*.safetensors")):  # where there is both, one will do
+            hub.snapshot_download(repo_id=name, local_dir=str(partial), allow_patterns=["pytorch_model.bin"])
     except Exception as error:  # its classes differ between versions and HTTP libraries
         raise ModelError(
             f"{name} could not be fetched from the Hugging Face hub: {type(error).__name__}: {error}. If the hub "

@@ -59,6 +59,10 @@ class TorchFile:
         """Bytes of the file as stored, little-endian: a read-only uint8 view [nbytes], no copy."""
         return self._file.view(offset, nbytes)
 
+    def release(self, offset: int, nbytes: int) -> None:
+        """Give back the memory that reading these bytes has taken; they can be read again."""
+        self._file.release(offset, nbytes)
+
     def _read_directory(self) -> dict[str, zipfile.ZipInfo]:
         try:
             with zipfile.ZipFile(self.path) as archive:

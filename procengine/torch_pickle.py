@@ -64,7 +64,7 @@ def read_state_dict(data: bytes) -> dict[str, StoredTensor]:
     value = _Reader().run(data)
     if not isinstance(value, dict):
         raise TorchPickleError("it holds no map of names to tensors")
-    return {str(name): tensor for name, tensor in value.items() if isinstance(tensor, StoredTensor)}
+    return {name: tensor for name, tensor in value.items() if isinstance(tensor, StoredTensor)}
 
 
 class _Reader:
@@ -83,7 +83,7 @@ class _Reader:
         except TorchPickleError:
             raise
         except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:  # of a stream that makes no sense
-            raise TorchPickleError(f"its pickle is damaged: {error!r:.100}") from error
+            raise TorchPickleError(f"its pickle is damaged: {type(error).__name__}") from error
         raise TorchPickleError("its pickle has no end")
 
     def _step(self, opcode: str, argument: Any) -> None:
@@ -127,16 +127,16 @@ class _Reader:
         self._stack.append(_Name(*argument.split(" ", 1)))
 
     def stacked_name(self, _: Any) -> None:
-        name, module = self._stack.pop(), self._stack.pop()
-        self._stack.append(_Name(str(module), str(name)))
+        name, module = self._text(self._stack.pop()), self._text(self._stack.pop())
+        self._stack.append(_Name(module, name))
 
     def set_item(self, _: Any) -> None:
-        value, key = self._stack.pop(), self._stack.pop()
+        value, key = self._stack.pop(), self._text(self._stack.pop())
         self._into(dict)[key] = value
 
     def set_items(self, _: Any) -> None:
         flat = self.take_from_mark()
-        self._into(dict).update(zip(flat[::2], flat[1::2], strict=True))
+        self._into(dict).update(zip(map(self._text, flat[::2]), flat[1::2], strict=True))
 
     def append_items(self, _: Any) -> None:
         items = self.take_from_mark()
@@ -152,9 +152,9 @@ class _Reader:
 
     def storage(self, _: Any) -> None:
         kind, name, key, _device, _count = self._stack.pop()
-        if kind != "storage" or name not in _STORAGES:
-            raise TorchPickleError(f"it holds {name!r:.100}, no storage of numbers that is known")
-        self._stack.append(_Storage(_STORAGES[name], str(key)))
+        if kind != "storage" or not isinstance(name, _Name) or name not in _STORAGES:
+            raise TorchPickleError("a storage is not of numbers that are known")
+        self._stack.append(_Storage(_STORAGES[name], self._text(key)))
 
     def call(self, _: Any) -> None:
         arguments, name = self._stack.pop(), self._stack.pop()
@@ -162,6 +162,13 @@ class _Reader:
         if make is None:
             raise TorchPickleError(f"it wants to call {'.'.join(name) if isinstance(name, _Name) else 'a value'}")
         self._stack.append(make(*arguments))
+
+    def _text(self, value: object) -> str:
+        """Names and keys are texts. Of other values nothing is hashed, compared or shown: small files can hold values
+        that refer to each other so often that it would take for ever."""
+        if type(value) is not str:
+            raise TorchPickleError(f"a {type(value).__name__} is where a name must be")
+        return value
 
     def _into(self, kind: type) -> Any:
         target = self._stack[-1]
@@ -175,14 +182,14 @@ def _tensor(storage: object, offset: int, shape: tuple[int, ...], strides: tuple
         raise TorchPickleError("a tensor has no storage")
     sizes = (offset, *shape, *strides)
     if len(shape) != len(strides) or len(shape) > _MAX_DIMS or any(type(n) is not int or n < 0 for n in sizes):
-        raise TorchPickleError(f"a tensor has the shape {shape!r:.100} and strides {strides!r:.100}")
+        raise TorchPickleError(f"a tensor's shape and strides are not as many sizes of 0 or more, {_MAX_DIMS} at most")
     return StoredTensor(storage.dtype, storage.key, offset, tuple(shape), tuple(strides))
 
 
 _CALLS: Final[dict[_Name, Callable[..., object]]] = {
     _Name("torch._utils", "_rebuild_tensor_v2"): _tensor,
     _Name("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
-    _Name("collections", "OrderedDict"): lambda pairs=(): dict(pairs),
+    _Name("collections", "OrderedDict"): dict,
 }
 _IGNORED: Final = {"PROTO", "FRAME"}
 _CONSTANTS: Final[dict[str, Callable[[], object]]] = {

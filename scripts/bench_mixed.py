@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from procengine.launch import launch_group
 from procengine.resolve import resolve
 
 _MAX_TOKENS = 128
+_WARMUP_S = 3.0
 
 
 @dataclass
@@ -27,6 +29,7 @@ class Counts:
     output_tokens: int = 0
     embedded_tokens: int = 0
     gaps_s: list[float] = field(default_factory=list)  # between the messages of a stream
+    seconds: float = 0.0
 
 
 class Load:
@@ -37,10 +40,11 @@ class Load:
         self._vocab_size = vocab_size
         self._draw = np.random.default_rng(seed)
         self.counts = Counts()
+        self.is_over = False
 
     async def generate(self) -> None:
         params = SamplingParams(max_tokens=_MAX_TOKENS, ignore_eos=True)
-        while True:
+        while not self.is_over:
             before_s = None
             async for delta in self._client.stream(self._prompt(32), params):
                 now_s = time.perf_counter()
@@ -50,7 +54,7 @@ class Load:
                 self.counts.output_tokens += len(delta.token_ids)
 
     async def embed(self) -> None:
-        while True:
+        while not self.is_over:
             prompt = self._prompt(int(self._draw.integers(16, 257)))
             await self._client.embed(prompt)
             self.counts.embedded_tokens += len(prompt)
@@ -60,18 +64,18 @@ class Load:
 
 
 async def measure(load: Load, num_streams: int, num_embeds: int, seconds: float) -> Counts:
-    """One phase, after a second in which it gets going."""
+    """One phase, after some seconds in which it gets going. What is under way at its end is waited for: an aborted step
+    would be in the way of the next phase."""
+    load.is_over = False
     tasks = [asyncio.create_task(load.generate()) for _ in range(num_streams)]
     tasks += [asyncio.create_task(load.embed()) for _ in range(num_embeds)]
-    await asyncio.sleep(1.0)
-    load.counts = Counts()
+    await asyncio.sleep(_WARMUP_S)
+    load.counts, began_s = Counts(), time.perf_counter()
     await asyncio.sleep(seconds)
-    found = load.counts
-    for task in tasks:
-        task.cancel()
-    for ended in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(ended, Exception):
-            raise ended
+    found, load.counts = load.counts, Counts()
+    found.seconds = time.perf_counter() - began_s
+    load.is_over = True
+    await asyncio.gather(*tasks)
     return found
 
 
@@ -82,7 +86,7 @@ def jain_index(*shares: float) -> float:
 
 async def run(args: argparse.Namespace) -> None:
     """Three phases, then the figures."""
-    config = resolve(EngineArgs(model=args.model, threads=args.threads, name="bench-mixed"))
+    config = resolve(EngineArgs(model=args.model, threads=args.threads, name=f"bench-mixed-{os.getpid()}"))
     with launch_group(config) as group:
         async with AsyncClient(group.endpoint) as client:
             load = Load(client, config.model.vocab_size)
@@ -90,12 +94,11 @@ async def run(args: argparse.Namespace) -> None:
             embedding = await measure(load, 0, args.embeds, args.seconds)
             both = await measure(load, args.streams, args.embeds, args.seconds)
     rows = [
-        ("output tokens/s", alone.output_tokens, both.output_tokens),
-        ("embedded tokens/s", embedding.embedded_tokens, both.embedded_tokens),
+        ("output tokens/s", alone.output_tokens / alone.seconds, both.output_tokens / both.seconds),
+        ("embedded tokens/s", embedding.embedded_tokens / embedding.seconds, both.embedded_tokens / both.seconds),
     ]
     for name, one, beside in rows:
-        rates = f"alone {one / args.seconds:9,.1f}   together {beside / args.seconds:9,.1f}"
-        print(f"{name:18} {rates} ({beside / one:.0%})")
+        print(f"{name:18} alone {one:9,.1f}   together {beside:9,.1f} ({beside / one:.0%})")
     shares = [beside / one for _, one, beside in rows]
     print(f"time between tokens, p99: alone {p99_ms(alone):.0f} ms, together {p99_ms(both):.0f} ms")
     print(f"fairness {jain_index(*shares):.3f} (Jain's index of the two shares), shares add up to {sum(shares):.2f}")
@@ -103,7 +106,7 @@ async def run(args: argparse.Namespace) -> None:
 
 def p99_ms(counts: Counts) -> float:
     """Of the gaps in streams."""
-    return float(np.percentile(counts.gaps_s, 99)) * 1e3
+    return float(np.percentile(counts.gaps_s, 99)) * 1e3 if counts.gaps_s else float("nan")
 
 
 def main() -> None:

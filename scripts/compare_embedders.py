@@ -9,6 +9,7 @@ import argparse
 import base64
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -45,7 +46,7 @@ class Ours:
     """A group of our own and a client on it."""
 
     def __init__(self, model: str, threads: int, exits: contextlib.ExitStack) -> None:
-        self.config = resolve(EngineArgs(model=model, threads=threads, name="compare-embedders"))
+        self.config = resolve(EngineArgs(model=model, threads=threads, name=f"compare-embedders-{os.getpid()}"))
         group = exits.enter_context(launch_group(self.config))
         self._group = find_group(group.endpoint)
         self._client = exits.enter_context(Client(group.endpoint))
@@ -53,7 +54,7 @@ class Ours:
     def run(self, texts: list[str]) -> Run:
         recording = Recording(self._group)
         began_ns = time.monotonic_ns()
-        outputs = self._client.embed(texts)
+        outputs = self._client.embed(texts, truncate_prompt_tokens=-1)  # as the others do
         ended_ns = time.monotonic_ns()
         joined = join_capture(recording.stop())
         vectors = np.array([output.embedding for output in outputs], np.float32)

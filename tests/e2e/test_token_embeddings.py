@@ -129,6 +129,17 @@ def test_native_kernels_and_safetensors_give_the_same(model: Any, tmp_path: Path
             np.testing.assert_allclose(array_of(multi), colbert_vectors(model, text), atol=5e-3)
 
 
+def test_a_folder_as_torch_saves_it_is_served_without_unpickling(model: Any, tmp_path: Path) -> None:
+    """As bge-m3 is published: all weights in files of torch.save."""
+    folder = save_encoder(model, tmp_path)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    torch.save(COLBERT.state_dict(), folder / "colbert_linear.pt")
+    with LLM(str(folder), **_OPTIONS | {"kernels": "native"}) as llm:
+        for text, one in zip(TEXTS, llm.embed_multi(TEXTS), strict=True):
+            np.testing.assert_allclose(array_of(one), colbert_vectors(model, text), atol=5e-3)
+
+
 def test_a_model_without_the_layers_says_so(model: Any, tmp_path: Path) -> None:
     with LLM(str(save_encoder(model, tmp_path)), **_OPTIONS) as llm:
         with pytest.raises(InvalidRequestError, match="'embed_sparse' is not supported by this model"):

@@ -130,6 +130,27 @@ def test_records_that_do_not_hold_their_tensors_are_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "pickle",
+    [
+        b"\x80\x02}" + b"(" * 100_000,  # nothing but marks
+        b"\x80\x02})" + b"\x85" * 100_000 + b"Ns.",  # a key that nests deep
+        b"\x80\x02})" + b"".join(b"q\x01h\x01\x86" for _ in range(64)) + b"Ns.",  # a key of 2^64 parts
+        b"\x80\x02)" + b"".join(b"q\x01h\x01\x86" for _ in range(64)) + b"Q.",  # a storage of as many
+        b"\x80\x02" + b"\x8a\xff" + b"\xff" * 255 + b"Q.",  # a large number for one
+        b"\x80\x02h\x07.",
+        b"s.",
+        b"",
+    ],
+    ids=lambda data: repr(data[:12]),
+)
+def test_a_hostile_pickle_is_refused_at_once(path: Path, pickle: bytes) -> None:
+    torch.save(make_linear().state_dict(), path)
+    rewrite(path, "/data.pkl", pickle)
+    with pytest.raises(ModelError, match="no plain state dict"):
+        TorchFile(path)
+
+
+@pytest.mark.parametrize(
     ("tensors", "message"),
     [
         ({"bias": torch.ones(3)}, "tensor weight is missing"),
