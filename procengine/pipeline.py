@@ -69,8 +69,7 @@ _NOTHING = Applied((), 0)
 
 class Planner(Protocol):
     """The frontend's part of a workflow, for one worker. A step is made in two parts, so that each can be timed:
-    `plan` decides what it computes, `build` encodes it. A step `is_shared` while another workflow has work for the same
-    device: it should not hold that up for longer than it must."""
+    `plan` decides what it computes, `build` encodes it."""
 
     @property
     def num_unfinished(self) -> int: ...
@@ -84,7 +83,7 @@ class Planner(Protocol):
     def finish(self, request: Any) -> None: ...
     def take_failed(self) -> list[tuple[Any, str]]: ...
     def take_all(self, *, has_died: bool = True) -> list[Any]: ...
-    def plan(self, *, is_shared: bool = False) -> Any | None: ...
+    def plan(self) -> Any | None: ...
     def build(self, plan: Any, step_id: int, epoch: int) -> PlannedStep: ...
     def apply(self, sent: object, header: Any, payload: NDArray[np.int32]) -> list[tuple[Any, str]]: ...
 
@@ -178,15 +177,10 @@ class Pipeline:
             planner = self.planners[name]
             if self.num_in_flight >= (1 if planner.wants_late_plan else self._async_depth):
                 return None
-            plan = planner.plan(is_shared=self._is_shared_with(planner))
+            plan = planner.plan()
             if plan is not None:
                 return NextPlan(name, planner, plan)
         return None
-
-    def _is_shared_with(self, planner: Planner) -> bool:
-        """Whether another workflow has work."""
-        others = (other.gauges for other in self.planners.values() if other is not planner)
-        return any(gauges.num_waiting + gauges.num_running > 0 for gauges in others)
 
     def build(self, next_plan: NextPlan) -> PlannedStep:
         """The step of a plan, which is in flight from here on."""

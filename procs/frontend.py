@@ -268,7 +268,6 @@ def _make_pipeline(child: Child, parts: dict[str, FrontendParts], worker: Worker
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_mixed_tokens=scheduler.max_mixed_tokens,
-        max_embed_tokens=scheduler.max_embed_tokens,
         max_model_len=scheduler.max_model_len,
         block_size=cache.block_size,
         num_blocks=worker.num_blocks,

@@ -206,8 +206,8 @@ class GeneratePlanner:
         """Every unfinished request: the worker is gone, and so is this planner."""
         return self.scheduler.take_all(has_died=has_died)
 
-    def plan(self, *, is_shared: bool = False) -> StepPlan | None:
-        """What the next step computes, or None if nothing can run now. Its steps are short anyway."""
+    def plan(self) -> StepPlan | None:
+        """What the next step computes, or None if nothing can run now."""
         return self.scheduler.schedule()
 
     def build(self, plan: StepPlan, step_id: int, epoch: int) -> PlannedStep:

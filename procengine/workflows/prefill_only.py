@@ -131,14 +131,13 @@ def register_as(workflow: str, request: PrefillRequest) -> Register:
 
 
 class PrefillPlanner:
-    """First come, first served; as many whole sequences a step as the token budget takes."""
+    """First come, first served; as many whole sequences a step as the token budget takes, and a longer one alone."""
 
     workflow: ClassVar[str]
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.counters = SchedulerCounters()
-        self._max_tokens = limits.max_embed_tokens or limits.max_num_batched_tokens
-        self._max_shared_tokens = min(self._max_tokens, limits.max_num_batched_tokens)
+        self._max_tokens = limits.max_num_batched_tokens  # as of any other step: generation may wait for its end
         self._max_rows = limits.max_num_seqs
         self._waiting: deque[PrefillRequest] = deque()
         self._running: dict[int, PrefillRequest] = {}
@@ -178,10 +177,9 @@ class PrefillPlanner:
             request.num_worker_deaths += has_died
         return sorted(running + waiting, key=lambda request: (not _is_suspect(request), request.key))
 
-    def plan(self, *, is_shared: bool = False) -> list[PrefillRequest] | None:
-        """The rows of the next step, or None if nothing waits. While others want the device it takes as many tokens as
-        a step of theirs, or one sequence."""
-        rows = self._take_rows(self._max_shared_tokens if is_shared else self._max_tokens)
+    def plan(self) -> list[PrefillRequest] | None:
+        """The rows of the next step, or None if nothing waits."""
+        rows = self._take_rows()
         self._running.update((r.key, r) for r in rows)
         return rows or None
 
@@ -227,8 +225,9 @@ class PrefillPlanner:
         """None: there is no cache."""
         return 0
 
-    def _take_rows(self, budget: int) -> list[PrefillRequest]:
+    def _take_rows(self) -> list[PrefillRequest]:
         rows: list[PrefillRequest] = []
+        budget = self._max_tokens
         while self._waiting and len(rows) < self._max_rows:
             request = self._waiting[0]
             if not request.is_finished:

@@ -25,7 +25,6 @@ class FakePlanner:
         self.wants_late_plan = False
         self.counters = SchedulerCounters()
         self.applied: list[tuple[object, int]] = []
-        self.shared: list[bool] = []
 
     @property
     def num_unfinished(self) -> int:
@@ -42,12 +41,11 @@ class FakePlanner:
 
     @property
     def gauges(self) -> Gauges:
-        return Gauges(self.num_steps, 0, 3)
+        return Gauges(self.num_steps, 2, 3)
 
-    def plan(self, *, is_shared: bool = False) -> str | None:
+    def plan(self) -> str | None:
         if not self.num_steps:
             return None
-        self.shared.append(is_shared)
         self.num_steps -= 1
         return self.name
 
@@ -171,14 +169,6 @@ def test_workflows_get_the_same_time_whatever_their_steps_take(depth: int) -> No
             pipe.apply(StepResult(*step, 0, True, 0, took_ns[name], ()), NONE)
     assert abs(used_ns["embed"] - used_ns["generate"]) <= (depth + 1) * sum(took_ns.values())
     assert min(used_ns.values()) > 4_000_000_000
-
-
-def test_a_planner_is_told_whether_others_have_work() -> None:
-    generate, embed = FakePlanner("generate", 2), FakePlanner("embed", 4)
-    pipe = pipeline(generate, embed, depth=6)
-    assert len(names(pipe)) == 6
-    assert generate.shared == [True, True]
-    assert embed.shared == [True, False, False, False]  # beside the last of the others, then alone
 
 
 def test_result_of_another_epoch_is_dropped() -> None:

@@ -33,14 +33,9 @@ def test_steps_hold_whole_sequences_up_to_the_budget() -> None:
     assert planned(request(0, 64), request(1, 1)) == [[0], [1]]
 
 
-def test_a_step_beside_another_workflow_is_as_short_as_one_of_its() -> None:
-    planner = ScorePlanner(SchedulerLimits(8, 64, 200, 16, 0, max_embed_tokens=200))
-    for key in range(4):
-        planner.add(request(key, 40))
-    planner.add(request(4, 150))
-    planner.add(request(5, 10))
-    steps = [planner.plan(is_shared=is_shared) or [] for is_shared in (True, False, True, True)]
-    assert [[row.key for row in rows] for rows in steps] == [[0], [1, 2, 3], [4], [5]]  # one that is longer goes alone
+def test_a_sequence_longer_than_the_budget_goes_alone() -> None:
+    """A group may take longer ones than a step of many: they are not cut (`max_embed_tokens`)."""
+    assert planned(request(0, 10), request(1, 150), request(2, 10)) == [[0], [1], [2]]
 
 
 def test_only_requests_of_the_same_options_share_a_step() -> None:
