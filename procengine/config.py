@@ -163,6 +163,8 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_seq_length: int | None = None  # tokens of a sequence, unless asked for otherwise
     encoder: EncoderConfig | None = None  # None: a decoder
     head: HeadConfig | None = None
+    sparse_linear: str = ""  # files of linear layers behind an encoder (bge-m3): lexical weights of tokens
+    colbert_linear: str = ""  # and a vector for each; "": there is none
     decoder: DecoderConfig = DecoderConfig()
 
 
@@ -182,7 +184,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_mixed_tokens: int | None = None  # the same while some decode, and wait for the prompts of the step
-    max_embed_tokens: int = 2048  # the same for steps of `embed`, whose sequences are not cut
+    max_embed_tokens: int = 2048  # of one sequence that is not cut, of `embed` say: it may fill a step alone
     max_model_len: int = 8192
     enable_chunked_prefill: bool = True
     policy: Literal["fcfs", "priority"] = "fcfs"

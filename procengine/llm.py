@@ -37,7 +37,14 @@ from procengine.launch import Group, launch_group
 from procengine.outputs import EmbeddingOutput, RequestOutput
 from procengine.resolve import resolve
 from procengine.sampling_params import SamplingParams
-from procengine.scores import ClassificationOutput, HiddenStatesOutput, RerankResult, ScoreOutput
+from procengine.scores import (
+    ClassificationOutput,
+    HiddenStatesOutput,
+    MultiVectorOutput,
+    RerankResult,
+    ScoreOutput,
+    SparseEmbeddingOutput,
+)
 from procengine.tokenizer import Tokenizer
 from procengine.tool_calls.offer import ToolChoice, Tools, make_offer
 from procengine.tool_calls.reading import read_calls
@@ -153,6 +160,14 @@ class LLM:
     def ask(self, workflow: str, bodies: Sequence[Body]) -> list[list[float]]:
         """See `Client.ask`."""
         return self._client.ask(workflow, bodies)
+
+    def embed_sparse(self, prompts: Prompts, **options: Any) -> list[SparseEmbeddingOutput]:
+        """See `Client.embed_sparse`."""
+        return self._client.embed_sparse(prompts, **options)
+
+    def embed_multi(self, prompts: Prompts, **options: Any) -> list[MultiVectorOutput]:
+        """See `Client.embed_multi`."""
+        return self._client.embed_multi(prompts, **options)
 
     def classify(self, prompts: Prompts, **options: Any) -> list[ClassificationOutput]:
         """See `Client.classify`."""

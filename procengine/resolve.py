@@ -107,10 +107,11 @@ def _installed_workflows(model: ModelConfig) -> list[str]:
     return sorted(name for name, workflow in installed_workflows().items() if getattr(workflow, part))
 
 
-def _token_budget(args: EngineArgs, max_model_len: int, device: Device) -> int:
+def _token_budget(args: EngineArgs, model: ModelConfig, max_model_len: int, device: Device) -> int:
     if not args.enable_chunked_prefill:
         return max(max_model_len, args.max_num_seqs)
-    chunk = _CPU_CHUNK_TOKENS if device == "cpu" else _CHUNK_TOKENS
+    nobody_waits = model.encoder is not None  # for the end of a step
+    chunk = _CPU_CHUNK_TOKENS if device == "cpu" and not nobody_waits else _CHUNK_TOKENS
     return max(chunk, args.max_num_seqs + _PROMPT_TOKENS)
 
 
@@ -128,7 +129,7 @@ def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> Schedule
             f"max_model_len: {max_model_len} is more than the {model.max_position_embeddings} positions "
             f"that {model.name} was made for (max_position_embeddings)"
         )
-    budget = args.max_num_batched_tokens or _token_budget(args, max_model_len, device)
+    budget = args.max_num_batched_tokens or _token_budget(args, model, max_model_len, device)
     if budget < args.max_num_seqs:
         raise ConfigError(f"max_num_batched_tokens: must be at least max_num_seqs ({args.max_num_seqs}), got {budget}")
     if not args.enable_chunked_prefill and budget < max_model_len:

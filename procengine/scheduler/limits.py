@@ -22,7 +22,6 @@ class SchedulerLimits:
     enable_prefix_caching: bool = True
     is_priority_policy: bool = False
     decode_steps: int = 1
-    max_embed_tokens: int | None = None  # of a step whose sequences are not cut; None: as of any other
     max_mixed_tokens: int | None = None  # of a step whose decode rows wait for its prompts; None: as of any other
     num_speculative_tokens: int = 0  # most proposed tokens a row tries in a step; 0 is no speculation
     windows: tuple[int | None, ...] = (None,)  # of each group of layers, see `BlockGroups`
