@@ -26,11 +26,19 @@ if TYPE_CHECKING:
         RequestLostError,
         ShuttingDownError,
         StartupError,
+        UnknownAdapterError,
     )
     from procengine.llm import LLM
     from procengine.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, StreamDelta
     from procengine.sampling_params import SamplingParams
-    from procengine.scores import ClassificationOutput, HiddenStatesOutput, RerankResult, ScoreOutput
+    from procengine.scores import (
+        ClassificationOutput,
+        HiddenStatesOutput,
+        MultiVectorOutput,
+        RerankResult,
+        ScoreOutput,
+        SparseEmbeddingOutput,
+    )
     from procengine.structured.spec import StructuredOutputs
 
 __all__ = [
@@ -51,6 +59,7 @@ __all__ = [
     "InvalidRequestError",
     "Logprob",
     "ModelError",
+    "MultiVectorOutput",
     "OverloadedError",
     "ProcengineError",
     "ProtocolError",
@@ -61,9 +70,11 @@ __all__ = [
     "SamplingParams",
     "ScoreOutput",
     "ShuttingDownError",
+    "SparseEmbeddingOutput",
     "StartupError",
     "StreamDelta",
     "StructuredOutputs",
+    "UnknownAdapterError",
     "__version__",
 ]
 
@@ -83,8 +94,10 @@ _MODULE_BY_NAME: Final = {
     "RequestOutput": "procengine.outputs",
     "ClassificationOutput": "procengine.scores",
     "HiddenStatesOutput": "procengine.scores",
+    "MultiVectorOutput": "procengine.scores",
     "RerankResult": "procengine.scores",
     "ScoreOutput": "procengine.scores",
+    "SparseEmbeddingOutput": "procengine.scores",
     "StreamDelta": "procengine.outputs",
     "StructuredOutputs": "procengine.structured.spec",
 }

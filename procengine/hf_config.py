@@ -15,7 +15,7 @@ from procengine.config import DType, ModelConfig, RopeScaling
 from procengine.hf_decoder import HuggingFaceDecoder
 from procengine.hf_embedding import read_embedding
 from procengine.hf_families import CLASSES, FAMILIES, Architecture
-from procengine.hf_files import HuggingFaceFolder, safetensors_dtype
+from procengine.hf_files import HuggingFaceFolder, first_dtype
 from procengine.hf_rope import HuggingFaceRope
 from procengine.model_limits import why_not_a_size
 
@@ -73,7 +73,8 @@ class HuggingFaceConfig:
             rms_norm_eps=float(self.config.get("rms_norm_eps", self.defaults.rms_norm_eps)),
             rope_theta=rope.theta() if is_ours else 0.0,
             rope_scaling=rope.scaling() if is_ours else RopeScaling(),
-            tie_word_embeddings=bool(self.config.get("tie_word_embeddings", self.defaults.tie_word_embeddings)),
+            tie_word_embeddings=self._is_bare
+            or bool(self.config.get("tie_word_embeddings", self.defaults.tie_word_embeddings)),
             qkv_bias=self._qkv_bias(),
             attention_output_bias=self._attention_bias(),
             mlp_bias=self.architecture in ("llama", "granite", "smollm3") and bool(self.config.get("mlp_bias", False)),
@@ -88,14 +89,15 @@ class HuggingFaceConfig:
             weights_dtype=self._dtype(weights),
             decoder=decoder.resolve(),
             **read_embedding(self.folder, pooling="last", normalize=True, is_causal=True),
+            workflows=("embed",) if self._is_bare else ("generate", "embed"),
         )
 
     def _find_architecture(self) -> Architecture:
         classes = self.config.get("architectures") or []
         model_type = self.config.get("model_type")
         for cls in classes:
-            if cls in CLASSES:
-                return CLASSES[cls]
+            if (named := _with_head(str(cls))) in CLASSES:
+                return CLASSES[named]
         for architecture, family in FAMILIES.items():
             if not classes and model_type in (architecture, *family.other_names):
                 return architecture
@@ -105,6 +107,11 @@ class HuggingFaceConfig:
             f"the architecture {', '.join(classes) or model_type!r} is not supported; supported: {', '.join(CLASSES)}; "
             "and other decoders with the extra `transformers` installed"
         )
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether it was saved without the head that generation needs, as embedding models are (MistralModel)."""
+        return any(_with_head(str(cls)) != cls for cls in self.config.get("architectures") or [])
 
     def _check_supported(self) -> None:
         key, supported = self.defaults.activation_key, self.defaults.activation
@@ -171,13 +178,19 @@ class HuggingFaceConfig:
         return tuple(dict.fromkeys([*listed, own] if own is not None else listed))
 
     def _dtype(self, weights: Path) -> DType:
-        dtype = self.config.get("dtype") or self.config.get("torch_dtype") or safetensors_dtype(weights)
+        dtype = self.config.get("dtype") or self.config.get("torch_dtype") or first_dtype(weights)
         dtype = str(dtype).removeprefix("torch.")
         if dtype not in ("float32", "bfloat16", "float16"):
             raise self.folder.error(
                 f"weights of dtype {dtype} are not supported; supported: float32, bfloat16, float16"
             )
         return cast(DType, dtype)
+
+
+def _with_head(cls: str) -> str:
+    """The class that has the head, of one without it."""
+    head, bare = "LMHeadModel", "Model"
+    return cls if cls.endswith(head) or not cls.endswith(bare) else f"{cls.removesuffix(bare)}ForCausalLM"
 
 
 def _token_string(token: object) -> str:

@@ -131,13 +131,13 @@ def register_as(workflow: str, request: PrefillRequest) -> Register:
 
 
 class PrefillPlanner:
-    """First come, first served; as many whole sequences a step as the token budget takes."""
+    """First come, first served; as many whole sequences a step as the token budget takes, and a longer one alone."""
 
     workflow: ClassVar[str]
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.counters = SchedulerCounters()
-        self._max_tokens = limits.max_embed_tokens or limits.max_num_batched_tokens
+        self._max_tokens = limits.max_num_batched_tokens  # as of any other step: generation may wait for its end
         self._max_rows = limits.max_num_seqs
         self._waiting: deque[PrefillRequest] = deque()
         self._running: dict[int, PrefillRequest] = {}
@@ -231,7 +231,7 @@ class PrefillPlanner:
         while self._waiting and len(rows) < self._max_rows:
             request = self._waiting[0]
             if not request.is_finished:
-                if len(request.token_ids) > budget or (rows and not _go_together(rows[0], request)):
+                if rows and (len(request.token_ids) > budget or not _go_together(rows[0], request)):
                     break
                 rows.append(request)
                 budget -= len(request.token_ids)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from procengine.adapter_table import AdapterFacts
 from procengine.config import LimitsConfig
 from procengine.errors import InvalidRequestError
 from procengine.request import TokenMasks
@@ -126,6 +127,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     hidden_size: int = 0
     num_layers: int = 0
     num_token_types: int = 0  # that the model tells apart
+    adapters: dict[str, AdapterFacts] = {}  # LoRA adapters that requests may name
 
 
 class Identity(Protocol):

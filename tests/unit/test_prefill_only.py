@@ -33,6 +33,11 @@ def test_steps_hold_whole_sequences_up_to_the_budget() -> None:
     assert planned(request(0, 64), request(1, 1)) == [[0], [1]]
 
 
+def test_a_sequence_longer_than_the_budget_goes_alone() -> None:
+    """A group may take longer ones than a step of many: they are not cut (`max_embed_tokens`)."""
+    assert planned(request(0, 10), request(1, 150), request(2, 10)) == [[0], [1], [2]]
+
+
 def test_only_requests_of_the_same_options_share_a_step() -> None:
     assert planned(request(0, 5), request(1, 5, (0,)), request(2, 5, (0,)), request(3, 5)) == [[0], [1, 2], [3]]
 
