@@ -145,6 +145,8 @@ struct GroupScales {
 
 constexpr int64_t AHEAD = 8192;      // bytes of a panel that are asked for before they are read
 
+constexpr int64_t GROUPS_AHEAD = 16;  // the same of scales and mins
+
 // Rows `row` of a panel of bf16: two k of 32 outputs, of which `half` are these.
 PE_INLINE void put(uint8_t* to, int64_t row, int half, __m512i values) {
     _mm512_store_si512(to + row * STEP_BYTES + half * TILE_BYTES, values);
@@ -212,7 +214,14 @@ class Spreader {
           scales_(w.panel_scales(first_panel)),
           mins_(w.panel_mins(first_panel)),
           offset_(Spread::offset(w)),
-          group_(w.channel_scales ? w.inputs : w.group) {}
+          group_(w.channel_scales ? w.inputs : w.group) {
+        // What `step` asks for ahead of time, for the first steps: all at once, and not one wait after the other.
+        for (int64_t line = 0; line < AHEAD; line += LINE) _mm_prefetch(from_ + line, _MM_HINT_T0);
+        for (int64_t group = 0; group < GROUPS_AHEAD; ++group) {
+            _mm_prefetch(scales_ + group * PANEL, _MM_HINT_T0);
+            if (mins_ != nullptr) _mm_prefetch(mins_ + group * PANEL, _MM_HINT_T0);
+        }
+    }
 
     PE_ALWAYS_INLINE void step(uint8_t* to) {
         for (int k = 0; k < K_STEP; k += CHUNK, to += CHUNK * K_BYTES) {
@@ -222,7 +231,10 @@ class Spreader {
             if (in_group_ < group_) continue;
             in_group_ = 0;
             scales_ += PANEL;
-            mins_ = mins_ ? mins_ + PANEL : nullptr;
+            _mm_prefetch(scales_ + GROUPS_AHEAD * PANEL, _MM_HINT_T0);
+            if (mins_ == nullptr) continue;
+            mins_ += PANEL;
+            _mm_prefetch(mins_ + GROUPS_AHEAD * PANEL, _MM_HINT_T0);
         }
     }
 
@@ -279,10 +291,17 @@ PE_INLINE void multiply_rows(int64_t num_rows, const Panel& panel, int64_t k_ste
     }
 }
 
+// Of rows that go together: those in the first tiles, and in the second ones. Tiles are whole where more rows follow.
+int64_t upper_rows(int64_t num_rows) { return num_rows < TILE_ROWS ? num_rows : TILE_ROWS; }
+int64_t lower_rows(int64_t num_rows) {
+    return num_rows <= TILE_ROWS ? 1 : num_rows <= ROWS ? num_rows - TILE_ROWS : TILE_ROWS;
+}
+
 // Weights that are bf16: each unit's panel, times its rows 32 at a time.
 template <bool SILU, typename Out>
 void bf16_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& e, Range units) {
     const int64_t panels = w.panels(), blocks = linear_units(w, num_rows) / panels, k_steps = w.inputs / K_STEP;
+    const Tiles tiles(upper_rows(num_rows), lower_rows(num_rows));
     bf16* const copy = reinterpret_cast<bf16*>(thread_scratch(ROWS * w.inputs * 2));
     Leaving<SILU, Out> leaving(e, 1.0f);
     Sums sums[2];
@@ -297,7 +316,7 @@ void bf16_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, 
             const Range part{first, rows.end - first < ROWS ? rows.end : first + ROWS};
             const bf16* at = x.rows + first * x.stride;
             int64_t stride = x.stride;
-            if (part.size() % TILE_ROWS != 0) {  // a tile reads all its rows, and behind the last there may be nothing
+            if (num_rows > ROWS && part.size() % TILE_ROWS != 0) {  // behind the last row there may be nothing to read
                 for (int64_t r = 0; r < part.size(); ++r) std::memcpy(copy + r * w.inputs, at + r * stride, w.inputs * 2);
                 at = copy;
                 stride = w.inputs;
@@ -358,6 +377,7 @@ constexpr int64_t LEAD = 4;  // steps: a store takes its time to where tiles are
 template <typename Spread, int CHUNK, bool SILU, typename Out>
 void int_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& e, Range units) {
     const int64_t panels = w.panels(), blocks = linear_units(w, num_rows) / panels, k_steps = w.inputs / K_STEP;
+    const Tiles tiles;
     PanelsAhead<Spread, CHUNK> ahead(w, units, thread_scratch(2 * w.inputs * K_BYTES));
     for (int64_t step = 0; step < LEAD; ++step) ahead.step(units.begin);
     Leaving<SILU, Out> leaving(e, OUTPUT_FACTOR);
@@ -392,6 +412,7 @@ template <typename Spread, int CHUNK, bool SILU, typename Out>
 void few_rows_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& e, Range units) {
     constexpr int64_t SLOTS = 2 * LEAD;
     alignas(64) uint8_t ring[SLOTS][K_STEP * K_BYTES];
+    const Tiles tiles(upper_rows(num_rows), lower_rows(num_rows));
     const int64_t k_steps = w.inputs / K_STEP;
     int64_t left = units.size() * k_steps, spread = 0, used = 0;
     Spreader<Spread, CHUNK> spreader(w, units.begin);
@@ -462,7 +483,6 @@ void stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, const
 
 void linear_part_amx(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& e, Range units) {
     if (units.begin >= units.end) return;
-    const Tiles tiles;
     if (e.silu_mul) {
         e.out_type == F32 ? stream<true, float>(w, x, num_rows, e, units)
                           : stream<true, bf16>(w, x, num_rows, e, units);

@@ -202,6 +202,14 @@ def test_packing_rounds_to_the_nearest_of_the_steps(name: str, step: float) -> N
     assert bool(((unpack(matrix) - weights).abs() <= peak * step / 2 * 1.01).all())
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "bf16"])
+def test_the_largest_weight_is_bounded_by_its_scale(name: str) -> None:
+    weights = torch.rand(40, 128) * 300
+    matrix = PackedMatrix(FORMATS[name], 40, 128)
+    pack(matrix, weights)
+    assert float(weights.max()) * 0.99 <= matrix.largest() <= 2 * 300 * 1.2  # from where a min is, to twice as far
+
+
 def test_packing_with_mins_spans_smallest_to_largest() -> None:
     weights = torch.rand(50, 128) + 5
     matrix = PackedMatrix(FORMATS["int4-mins"], 50, 128)
