@@ -214,8 +214,8 @@ class _Plan:
                 _pack_piece(packed, piece, outputs[piece.rows])
         if best_isa() >= Isa.AMX and not packed.largest() <= LARGEST_BY_TILES:
             raise ModelError(
-                f"{self._config.path}: tensor {matrix.parts[0].name} has weights of up to {packed.largest():.4g}, and the"
-                f" kernels of this CPU take integers that stand for {LARGEST_BY_TILES} at most; use --kernels torch"
+                f"{self._config.path}: tensor {matrix.parts[0].name} has weights of up to {packed.largest():.4g}, and"
+                f" the kernels of this CPU take integers that stand for {LARGEST_BY_TILES} at most; use --kernels torch"
             )
 
 
