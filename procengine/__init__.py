@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     from procengine.llm import LLM
     from procengine.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, StreamDelta
     from procengine.sampling_params import SamplingParams
-    from procengine.scores import ClassificationOutput, HiddenStatesOutput, RerankResult, ScoreOutput
+    from procengine.scores import (
+        ClassificationOutput,
+        HiddenStatesOutput,
+        RerankResult,
+        ScoreOutput,
+        TextScoreOutput,
+        TokenClassificationOutput,
+    )
     from procengine.structured.spec import StructuredOutputs
 
 __all__ = [
@@ -64,6 +71,8 @@ __all__ = [
     "StartupError",
     "StreamDelta",
     "StructuredOutputs",
+    "TextScoreOutput",
+    "TokenClassificationOutput",
     "__version__",
 ]
 
@@ -85,6 +94,8 @@ _MODULE_BY_NAME: Final = {
     "HiddenStatesOutput": "procengine.scores",
     "RerankResult": "procengine.scores",
     "ScoreOutput": "procengine.scores",
+    "TextScoreOutput": "procengine.scores",
+    "TokenClassificationOutput": "procengine.scores",
     "StreamDelta": "procengine.outputs",
     "StructuredOutputs": "procengine.structured.spec",
 }

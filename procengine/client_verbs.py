@@ -19,9 +19,14 @@ from procengine.scores import (
     HiddenStatesOutput,
     RerankResult,
     ScoreOutput,
+    TextScoreOutput,
+    TokenClassificationOutput,
     collect_classification,
     collect_hidden_states,
     collect_score,
+    collect_text_score,
+    collect_token_classification,
+    collect_token_scores,
     numbers_of,
     rank,
     text_pairs,
@@ -161,11 +166,41 @@ class PrefillVerbs(ABC):
     def reward(
         self, prompts: Prompts, *, truncate_prompt_tokens: int | None = None, timeout_s: float | None = None
     ) -> list[ScoreOutput]:
-        """The number that a reward model gives each text."""
+        """The number that a reward model gives each text, or each of its tokens."""
         each, _ = prompt_list(prompts)
         bodies = [prefill_body(one, timeout_s, truncate_prompt_tokens=truncate_prompt_tokens) for one in each]
+        collect = collect_token_scores if "token_classify" in self.welcome.workflows else collect_score
         ended = self._run_all("reward", bodies, None, None)
-        return [collect_score(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
+        return [collect(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
+
+    def token_classify(
+        self,
+        prompts: Prompts,
+        *,
+        use_activation: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> list[TokenClassificationOutput]:
+        """The scores of a model's labels for each token; logits without `use_activation`."""
+        each, _ = prompt_list(prompts)
+        options = {"use_activation": use_activation, "truncate_prompt_tokens": truncate_prompt_tokens}
+        ended = self._run_all("token_classify", [prefill_body(one, timeout_s, **options) for one in each], None, None)
+        labels = self.welcome.labels
+        return [
+            collect_token_classification(one.answer(Embedding), labels, one.delivered_ns, one.arrived_ns)
+            for one in ended
+        ]
+
+    def score_text(
+        self, prompts: Prompts, *, truncate_prompt_tokens: int | None = None, timeout_s: float | None = None
+    ) -> list[TextScoreOutput]:
+        """How likely a language model finds each text: log probabilities of its tokens, and its perplexity."""
+        each, _ = prompt_list(prompts)
+        bodies = [prefill_body(one, timeout_s, truncate_prompt_tokens=truncate_prompt_tokens) for one in each]
+        ended = self._run_all("score_text", bodies, None, None)
+        return [collect_text_score(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
+
+    perplexity = score_text
 
     def hidden_states(
         self,

@@ -24,6 +24,7 @@ from procengine.step_output import EmbedOutput, StepOutput
 from procengine.workflows import find_workflow, load_part
 
 if TYPE_CHECKING:
+    from procengine.models.label_weights import LabelWeights
     from procengine.torch_executor import TorchModel
 
 __all__ = ["Device", "open_device"]
@@ -38,6 +39,7 @@ class Device(Generic[A]):
         """The KV pool takes `cache_bytes` at most, unless the configuration says how many blocks it has."""
         self.config = config
         self.model = model
+        self.label_weights = _label_weights(config)
         self.num_blocks = _num_blocks(config, cache_bytes)
         self._runners: dict[str, Any] = {}
         if "generate" in config.model.workflows:  # its KV pool must be known to fit before anybody counts on it
@@ -85,6 +87,16 @@ class Device(Generic[A]):
         runner = load_part(find_workflow(workflow).forward)(self)
         self._runners[workflow] = runner
         return runner
+
+
+def _label_weights(config: EngineConfig) -> LabelWeights | None:
+    """Read with the model, so that a file that lacks them is known at the start."""
+    if config.model.head is None:
+        return None
+    from procengine.models.label_weights import read_label_weights
+    from procengine.models.weights import open_weights
+
+    return read_label_weights(config.model, open_weights(config.model))
 
 
 def open_device(config: EngineConfig, *, shows_progress: bool) -> Device[Any]:

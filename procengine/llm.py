@@ -37,7 +37,14 @@ from procengine.launch import Group, launch_group
 from procengine.outputs import EmbeddingOutput, RequestOutput
 from procengine.resolve import resolve
 from procengine.sampling_params import SamplingParams
-from procengine.scores import ClassificationOutput, HiddenStatesOutput, RerankResult, ScoreOutput
+from procengine.scores import (
+    ClassificationOutput,
+    HiddenStatesOutput,
+    RerankResult,
+    ScoreOutput,
+    TextScoreOutput,
+    TokenClassificationOutput,
+)
 from procengine.tokenizer import Tokenizer
 from procengine.tool_calls.offer import ToolChoice, Tools, make_offer
 from procengine.tool_calls.reading import read_calls
@@ -166,6 +173,16 @@ class LLM:
     def reward(self, prompts: Prompts, **options: Any) -> list[ScoreOutput]:
         """See `Client.reward`."""
         return self._client.reward(prompts, **options)
+
+    def token_classify(self, prompts: Prompts, **options: Any) -> list[TokenClassificationOutput]:
+        """See `Client.token_classify`."""
+        return self._client.token_classify(prompts, **options)
+
+    def score_text(self, prompts: Prompts, **options: Any) -> list[TextScoreOutput]:
+        """See `Client.score_text`."""
+        return self._client.score_text(prompts, **options)
+
+    perplexity = score_text
 
     def hidden_states(self, prompts: Prompts, **options: Any) -> list[HiddenStatesOutput]:
         """See `Client.hidden_states`."""

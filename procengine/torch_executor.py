@@ -41,7 +41,14 @@ class TorchModel:
         executor = TorchExecutor(self.model, cache, self.arrays.streams, self.graph_sizes)
         return NvtxExecutor(executor) if self._nvtx else executor
 
-    def encode(self, input_ids: Tensor, positions: Tensor, query_start_loc: Tensor, max_query_len: int) -> Tensor:
+    def encode(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        query_start_loc: Tensor,
+        max_query_len: int,
+        num_layers: int | None = None,
+    ) -> Tensor:
         model, ops = self.model, self.model.operations
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
@@ -52,7 +59,10 @@ class TorchModel:
                 q, k, v, query_start_loc, max_query_len, spec.scale, True, spec.sliding_window, spec.softcap
             )
 
-        return model.forward(input_ids, positions, attend)
+        return model.forward(input_ids, positions, attend, num_layers)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.model.compute_logits(hidden)
 
 
 class TorchExecutor:

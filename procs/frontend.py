@@ -299,6 +299,8 @@ def _model_facts(child: Child, num_blocks: int) -> ModelFacts:
         hidden_size=config.model.hidden_size,
         num_layers=config.model.num_layers,
         num_token_types=config.model.encoder.num_token_types if config.model.encoder else 0,
+        is_causal=config.model.encoder is None,
+        pooling=config.model.pooling,
     )
 
 

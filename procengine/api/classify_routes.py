@@ -36,7 +36,7 @@ class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     input: str | list[Any]
     model: str | None = None
-    task: Literal["embed", "classify", "reward", "hidden_states"] | None = None
+    task: Literal["embed", "classify", "token_classify", "reward", "hidden_states", "score_text"] | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     layer: int | None = None
@@ -75,7 +75,7 @@ def pooling(call: Call) -> None:
     request = decode_body(_POOLING, call.request.body)
     call.service.check_model(request.model)
     workflows = call.service.welcome.workflows
-    task = request.task or ("classify" if "classify" in workflows else "embed")
+    task = request.task or next((one for one in ("classify", "token_classify") if one in workflows), "embed")
     call.service.check_workflow(task)
     bodies = prompt_bodies("input", request.input)
     given = {name: getattr(request, name) for name in ("dimensions", "layer", "tokens")}
@@ -86,18 +86,26 @@ def pooling(call: Call) -> None:
     options = {name: given[name] for name in own}
     add_options(bodies, **options, truncate_prompt_tokens=request.truncate_prompt_tokens)
     is_base64 = request.encoding_format == "base64"
-    width = call.service.config.model.hidden_size
+    width = _widths(call).get(task)
 
     def render(items: Items) -> Response:
         data = []
         for index, one in enumerate(embeddings(items)):
             values: Any = base64.b64encode(one.data).decode() if is_base64 else vector(one)
             if not is_base64:
-                values = values.reshape(-1, width).tolist() if task == "hidden_states" else values.tolist()
+                values = (values if width is None else values.reshape(-1, width)).tolist()
             data.append({"index": index, "object": "pooling", "data": values})
         return _answer(call, "pool", data, items)
 
     WholeJob(call.service.link, call.exchange, render).start(task, bodies, call.traceparent)
+
+
+def _widths(call: Call) -> dict[str, int]:
+    """Of tasks whose numbers are a table with a row for each token: how many it has."""
+    return {
+        "hidden_states": call.service.config.model.hidden_size,
+        "token_classify": len(call.service.welcome.labels),
+    }
 
 
 def _answer(call: Call, kind: str, data: list[dict[str, Any]], items: Items) -> Response:

@@ -132,16 +132,18 @@ class Gpt2Model:
     def quantize_head(self, kind: WeightKind) -> None:
         self.lm_head = rounded(self.lm_head, kind)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback, num_layers: int | None = None
+    ) -> Tensor:
         embedded, placed = functional.embedding(input_ids, self.embedding), self.positions[positions]
         x = embedded + placed
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers[:num_layers]):
             heads = self._linear(self._normalised(x, layer.input_norm), layer.qkv).view(x.shape[0], -1, self.head_dim)
             q, k, v = heads.chunk(3, dim=1)
             x = x + self._linear(attention(index, q, k, v, None).flatten(1), layer.output)
             inner = functional.gelu(self._linear(self._normalised(x, layer.mlp_norm), layer.up), approximate="tanh")
             x = x + self._linear(inner, layer.down)
-        return self._normalised(x, self.final_norm)
+        return self._normalised(x, self.final_norm) if num_layers is None else x
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.operations.linear(hidden, self.lm_head, None).to(torch.float32)

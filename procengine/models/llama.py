@@ -78,18 +78,21 @@ class LlamaModel:
     def quantize_head(self, kind: WeightKind) -> None:
         self.lm_head = rounded(self.lm_head, kind)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback, num_layers: int | None = None
+    ) -> Tensor:
         residual = functional.embedding(input_ids, self.embedding)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
         x = self._normalised(residual, self.layers[0].input_norm)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
-        for layer, rotary, next_norm in zip(self.layers, self._rotary, next_norms, strict=True):
+        run = list(zip(self.layers, self._rotary, next_norms, strict=True))[:num_layers]
+        for layer, rotary, next_norm in run:
             rotation = None if rotary is None else Rotation(*rotary, positions)
             x = layer.attention(x, rotation, attention)
             x, residual = self._add(x, residual, layer.attention_output_norm, layer.mlp_norm)
             x, residual = self._add(layer.mlp(x), residual, layer.mlp_output_norm, next_norm)
-        return x
+        return x if num_layers is None else residual
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         logits = self.operations.linear(hidden, self.lm_head, None).to(torch.float32)

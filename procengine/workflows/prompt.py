@@ -126,6 +126,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     hidden_size: int = 0
     num_layers: int = 0
     num_token_types: int = 0  # that the model tells apart
+    is_causal: bool = False  # tokens see those before them alone: a sequence can come piece by piece
+    pooling: str = "last"  # how `embed` reduces hidden states
 
 
 class Identity(Protocol):

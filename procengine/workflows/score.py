@@ -1,6 +1,6 @@
 """The `score` workflow in the frontend: how well two texts go together, by a model with one label.
 
-Owns: what a client may ask. Never does: compute; `procengine.label_scores` does.
+Owns: what a client may ask. Never does: compute; `procengine.label_scores` and `procengine.label_head` do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class ScorePlanner(PrefillPlanner):
 
 def accept(body: ScoreBody, prepared: Prepared, facts: ModelFacts, identity: Identity) -> list[PrefillRequest]:
     """The one request of a body that can run. Raises InvalidRequestError."""
-    return [make_request(body, prepared, facts, identity, (int(body.use_activation),))]
+    options = (int(body.use_activation),)
+    return [make_request(body, prepared, facts, identity, options, in_pieces=facts.is_causal)]
 
 
 def register(request: PrefillRequest, body: ScoreBody) -> Register:

@@ -24,6 +24,7 @@ def planned(*requests: PrefillRequest) -> list[list[int]]:
         planner.add(one)
     steps = []
     while (rows := planner.plan()) is not None:
+        assert isinstance(rows, list)
         steps.append([row.key for row in rows])
     return steps
 
