@@ -89,13 +89,15 @@ class AsyncPrefillVerbs(ABC):
         text_1: str | Sequence[str],
         text_2: str | Sequence[str],
         *,
+        instruction: str | None = None,
         truncate_prompt_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> list[ScoreOutput]:
         """How well texts go together: one with one or many, or as many with as many."""
+        options = {"instruction": instruction, "truncate_prompt_tokens": truncate_prompt_tokens}
         return await asyncio.gather(
             *(
-                self._number("score", one, timeout_s, text_pair=other, truncate_prompt_tokens=truncate_prompt_tokens)
+                self._number("score", one, timeout_s, text_pair=other, **options)
                 for one, other in text_pairs(text_1, text_2)
             )
         )

@@ -132,14 +132,14 @@ class PrefillVerbs(ABC):
         text_1: str | Sequence[str],
         text_2: str | Sequence[str],
         *,
+        instruction: str | None = None,
         truncate_prompt_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> list[ScoreOutput]:
-        """How well texts go together, by a cross encoder: one with one or many, or as many with as many."""
-        bodies = [
-            prefill_body(one, timeout_s, text_pair=other, truncate_prompt_tokens=truncate_prompt_tokens)
-            for one, other in text_pairs(text_1, text_2)
-        ]
+        """How well texts go together, by a cross encoder: one with one or many, or as many with as many. A language
+        model that reranks may be told by an `instruction` what counts."""
+        options = {"instruction": instruction, "truncate_prompt_tokens": truncate_prompt_tokens}
+        bodies = [prefill_body(one, timeout_s, text_pair=other, **options) for one, other in text_pairs(text_1, text_2)]
         ended = self._run_all("score", bodies, None, None)
         return [collect_score(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
 
@@ -149,16 +149,25 @@ class PrefillVerbs(ABC):
         documents: Sequence[str],
         *,
         top_n: int | None = None,
+        instruction: str | None = None,
         truncate_prompt_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> list[RerankResult]:
-        """Documents by how well they go with a query, the best first: by the model where it is a cross encoder, else by
-        the cosine of vectors."""
+        """Documents by how well they go with a query, the best first: by the model where it scores pairs, else by the
+        cosine of vectors. `instruction` is that of `score`."""
         if not documents:
             raise InvalidRequestError("documents: must not be empty")
         if "score" in self.welcome.workflows:
-            scored = self.score(query, documents, truncate_prompt_tokens=truncate_prompt_tokens, timeout_s=timeout_s)
+            scored = self.score(
+                query,
+                documents,
+                instruction=instruction,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                timeout_s=timeout_s,
+            )
             return rank(documents, [one.score for one in scored], top_n)
+        if instruction is not None:
+            raise InvalidRequestError("instruction: this model compares vectors, and takes none")
         vectors = self.embed([query, *documents], truncate_prompt_tokens=truncate_prompt_tokens, timeout_s=timeout_s)
         first, *others = (one.embedding for one in vectors)
         return rank(documents, [_cosine(first, other) for other in others], top_n)

@@ -19,6 +19,7 @@ from procengine.hf_files import HuggingFaceFolder, safetensors_dtype
 from procengine.hf_head import head_activation, read_labels
 from procengine.hf_rope import HuggingFaceRope
 from procengine.model_limits import why_not_a_size
+from procengine.reranker import declared_tokens, with_reranker
 
 __all__ = ["HuggingFaceConfig"]
 
@@ -66,7 +67,7 @@ class HuggingFaceConfig:
             rope.rotary_dim(sizes["head_dim"])
         decoder = HuggingFaceDecoder(self.folder, self.config, self.architecture, sizes, rope)
         head = self._head()
-        return ModelConfig(
+        model = ModelConfig(
             name=self.name,
             path=str(self.folder.path.absolute()),
             format="safetensors",
@@ -94,6 +95,8 @@ class HuggingFaceConfig:
             workflows=self._workflows(head),
             head=head,
         )
+        tokens = declared_tokens(self.folder, self.config) if head is None else ()
+        return with_reranker(model, tokens, None) if tokens or "score" in model.workflows else model
 
     def _is_headless(self) -> bool:
         return any(cls in HEADLESS for cls in self.config.get("architectures") or [])

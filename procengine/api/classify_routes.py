@@ -75,7 +75,8 @@ def pooling(call: Call) -> None:
     request = decode_body(_POOLING, call.request.body)
     call.service.check_model(request.model)
     workflows = call.service.welcome.workflows
-    task = request.task or next((one for one in ("classify", "token_classify") if one in workflows), "embed")
+    usual = next((one for one in ("classify", "token_classify") if one in workflows), "embed")
+    task: str = request.task or usual
     call.service.check_workflow(task)
     bodies = prompt_bodies("input", request.input)
     given = {name: getattr(request, name) for name in ("dimensions", "layer", "tokens")}

@@ -17,9 +17,19 @@ class ScoreBody(PrefillBody, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         use_activation: scores as the model's files say (sigmoid); False: the logit.
+        instruction: how a document is to answer a query, for a model whose template has a place for it.
     """
 
     use_activation: bool = True
+    instruction: str | None = None
+
+    @property
+    def is_query_and_document(self) -> bool:
+        return self.text_pair is not None
+
+    @property
+    def instruction_for_pair(self) -> str | None:
+        return self.instruction
 
 
 class ScorePlanner(PrefillPlanner):

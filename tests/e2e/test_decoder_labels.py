@@ -35,7 +35,7 @@ def logits_of(model: Any, prompt: list[int]) -> NDArray[np.float32]:
 
 
 def sigmoid(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = 1 / (1 + np.exp(-x))
+    found: NDArray[np.float32] = torch.tensor(x).sigmoid().numpy()
     return found
 
 

@@ -74,9 +74,10 @@ def test_they_are_the_same_alone_and_beside_requests_that_generate(group: Runnin
         async with AsyncClient(group.endpoint) as client:
             params = SamplingParams(max_tokens=30, ignore_eos=True)
             others = [client.generate(prompt, params) for prompt in random_prompts([30, 60, 90], seed=10)]
-            scores = [client.score_text(prompt) for prompt in prompts]
-            outputs = await asyncio.gather(*scores, *others)
-            return [output.logprobs for output in outputs[: len(scores)]]
+            generating = asyncio.gather(*others)
+            outputs = await asyncio.gather(*(client.score_text(prompt) for prompt in prompts))
+            await generating
+            return [output.logprobs for output in outputs]
 
     alone = [group.client.perplexity([prompt])[0].logprobs for prompt in prompts]
     for one, other, beside in zip(alone, together, asyncio.run(crowd()), strict=True):
