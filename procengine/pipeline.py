@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
 from procengine.scheduler.counters import SchedulerCounters
 
-__all__ = ["AnyRequest", "Applied", "Gauges", "MakePlanners", "NextPlan", "Pipeline", "PlannedStep", "Planner"]
+__all__ = [
+    "AnyRequest",
+    "Applied",
+    "Gauges",
+    "MakePlanners",
+    "NextPlan",
+    "Pipeline",
+    "PlannedStep",
+    "Planner",
+    "PlannersOnDemand",
+]
 
 
 class AnyRequest(Protocol):
@@ -102,7 +112,19 @@ class _InFlight:
     sent: object
 
 
-MakePlanners = Callable[[], dict[str, Planner]]
+MakePlanners = Callable[[], dict[str, Planner]]  # of all workflows, or a dict that makes one when it is looked up
+
+
+class PlannersOnDemand(dict[str, Planner]):
+    """A planner for each workflow that has had a request."""
+
+    def __init__(self, make: Callable[[str], Planner]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, workflow: str) -> Planner:
+        self[workflow] = self._make(workflow)
+        return self[workflow]
 
 
 class Pipeline:
@@ -142,7 +164,7 @@ class Pipeline:
     def gauges(self) -> Gauges:
         """How full it is, all workflows together."""
         each = [planner.gauges for planner in self.planners.values()]
-        return each[0] if len(each) == 1 else Gauges(*map(sum, zip(*each, strict=True)))
+        return each[0] if len(each) == 1 else Gauges(*map(sum, zip((0, 0, 0), *each, strict=True)))
 
     def lose_worker(self, epoch: int, *, has_died: bool = True) -> list[tuple[str, AnyRequest]]:
         """The worker of this epoch is gone, and with it every step in flight and every block. Returns (workflow,
@@ -156,9 +178,10 @@ class Pipeline:
         self.is_up = False
         self._in_flight.clear()
         lost, self.planners = self.planners, self._make_planners()
-        self._turn = deque(self.planners.values())
-        for name, planner in self.planners.items():
-            planner.counters.add(lost[name].counters)
+        self._turn.clear()
+        for name, planner in lost.items():
+            self.planners[name].counters.add(planner.counters)
+        self._turn.extend(self._new_planners())
         return [(name, request) for name, planner in lost.items() for request in planner.take_all(has_died=has_died)]
 
     def next_step(self) -> PlannedStep | None:
@@ -168,6 +191,8 @@ class Pipeline:
 
     def next_plan(self) -> NextPlan | None:
         """What the step to send now computes, for `build`; None if the window is full or nothing can run."""
+        if len(self._turn) < len(self.planners):
+            self._turn.extend(self._new_planners())
         for _ in range(len(self._turn) if self.is_up else 0):
             planner = self._turn[0]
             if self.num_in_flight >= (1 if planner.wants_late_plan else self._async_depth):
@@ -177,6 +202,9 @@ class Pipeline:
             if plan is not None:
                 return NextPlan(planner, plan)
         return None
+
+    def _new_planners(self) -> list[Planner]:
+        return [planner for planner in self.planners.values() if planner not in self._turn]
 
     def build(self, next_plan: NextPlan) -> PlannedStep:
         """The step of a plan, which is in flight from here on."""

@@ -48,14 +48,14 @@ from procengine.messages import (
     encode,
 )
 from procengine.numbering import epoch_of, first_number
-from procengine.pipeline import Pipeline
+from procengine.pipeline import Pipeline, PlannersOnDemand
 from procengine.procs.client_door import ClientDoor
 from procengine.procs.output_link import OutputLink
 from procengine.procs.step_pump import StepPump
 from procengine.procs.worker_links import WorkerLinks
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.stray_frames import StrayFrames
-from procengine.workflows.parts import FrontendParts, load_frontend_parts
+from procengine.workflows.parts import WorkflowParts
 from procengine.workflows.prompt import ModelFacts
 
 __all__ = ["main"]
@@ -68,7 +68,7 @@ class Frontend:
         self._child = child
         self._loop = loop
         self._on_end = on_end
-        self._parts = {name: load_frontend_parts(name) for name in child.config.model.workflows}
+        self._parts = WorkflowParts(child.config.model.workflows)
         self._spans = child.spans.writer("loop")
         self._strays = StrayFrames("frontend")
         self._ready_by_rank: dict[int, WorkerReady] = {}
@@ -262,7 +262,7 @@ class Frontend:
         self._pump()
 
 
-def _make_pipeline(child: Child, parts: dict[str, FrontendParts], worker: WorkerReady) -> Pipeline:
+def _make_pipeline(child: Child, parts: WorkflowParts, worker: WorkerReady) -> Pipeline:
     scheduler, cache = child.config.scheduler, child.config.cache
     limits = SchedulerLimits(
         max_num_seqs=scheduler.max_num_seqs,
@@ -278,9 +278,16 @@ def _make_pipeline(child: Child, parts: dict[str, FrontendParts], worker: Worker
         decode_steps=scheduler.decode_steps,
         num_speculative_tokens=scheduler.num_speculative_tokens,
     )
+
+    def make_planners() -> PlannersOnDemand:
+        planners = PlannersOnDemand(lambda name: parts[name].planner(limits))
+        if "generate" in parts:
+            planners["generate"]  # from the start: it has the KV pool
+        return planners
+
     return Pipeline(
         worker.rank,
-        lambda: {name: part.planner(limits) for name, part in parts.items()},
+        make_planners,
         scheduler.async_depth,
         worker.epoch,
         first_number(child.epoch),
