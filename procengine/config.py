@@ -91,6 +91,7 @@ class DecoderConfig(Struct, frozen=True, forbid_unknown_fields=True):
     residual_scale: float = 1.0  # of what attention and MLP add
     logits_scale: float = 1.0
     experts: ExpertsConfig | None = None
+    is_causal: bool = True  # False: tokens see those behind them too, so it embeds and does not generate
 
 
 class EncoderConfig(Struct, frozen=True, forbid_unknown_fields=True):

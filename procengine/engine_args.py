@@ -46,6 +46,13 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Literal["auto", "last", "mean", "cls"],
         About(_MODEL, "how embed reduces hidden states to one vector (auto: what the model says)"),
     ] = "auto"
+    bidirectional: Annotated[
+        bool | None,
+        About(
+            _MODEL,
+            "a decoder's tokens see those behind them too, for embedders made so: LLM2Vec (auto: as its files say)",
+        ),
+    ] = None
     score_tokens: Annotated[
         tuple[str, ...],
         About(

@@ -12,6 +12,7 @@ from typing import cast
 
 import msgspec
 
+from procengine.attention_direction import with_direction
 from procengine.config import (
     AttentionBackend,
     CacheConfig,
@@ -74,6 +75,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
     if args.pooling != "auto":
         model = msgspec.structs.replace(model, pooling=args.pooling)
     model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
+    model = with_direction(model, args.bidirectional)
     if args.score_tokens or args.score_template is not None:
         model = with_reranker(model, args.score_tokens, args.score_template)
     model = msgspec.structs.replace(model, workflows=(*model.workflows, *_installed_workflows(model)))

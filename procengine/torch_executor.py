@@ -56,7 +56,7 @@ class TorchModel:
                 q, k = ops.apply_rope(q, k, rotation.cos, rotation.sin, rotation.positions)
             spec = model.attention[layer]
             return ops.varlen_attention(
-                q, k, v, query_start_loc, max_query_len, spec.scale, True, spec.sliding_window, spec.softcap
+                q, k, v, query_start_loc, max_query_len, spec.scale, spec.is_causal, spec.sliding_window, spec.softcap
             )
 
         return model.forward(input_ids, positions, attend, num_layers)

@@ -306,7 +306,7 @@ def _model_facts(child: Child, num_blocks: int) -> ModelFacts:
         hidden_size=config.model.hidden_size,
         num_layers=config.model.num_layers,
         num_token_types=config.model.encoder.num_token_types if config.model.encoder else 0,
-        is_causal=config.model.encoder is None,
+        is_causal=config.model.encoder is None and config.model.decoder.is_causal,
         pooling=config.model.pooling,
     )
 

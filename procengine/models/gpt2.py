@@ -95,7 +95,7 @@ class Gpt2Model:
         self.head_dim = config.head_dim
         self.operations = operations
         scale = config.head_dim**-0.5 if config.decoder.attention_scale is None else config.decoder.attention_scale
-        self.attention = (AttentionSpec(scale),) * config.num_layers
+        self.attention = (AttentionSpec(scale, is_causal=config.decoder.is_causal),) * config.num_layers
         self.embedding = new(config.vocab_size, config.hidden_size)
         self.positions = new(config.max_position_embeddings, config.hidden_size)
         self.layers = [_Layer(config, in_layers or new) for _ in range(config.num_layers)]

@@ -122,7 +122,7 @@ def _attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
     facts = config.decoder
     scale = config.head_dim**-0.5 if facts.attention_scale is None else facts.attention_scale
     window = None if layer in facts.global_layers else config.sliding_window
-    return AttentionSpec(scale, window, facts.attention_softcap)
+    return AttentionSpec(scale, window, facts.attention_softcap, facts.is_causal)
 
 
 def _on_device(tables: tuple[RotaryTable | None, ...], device: torch.device) -> tuple[Rotary | None, ...]:
