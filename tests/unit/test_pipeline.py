@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
-from procengine.pipeline import Gauges, Pipeline, PlannedStep
+from procengine.pipeline import Gauges, Pipeline, PlannedStep, PlannersOnDemand
 from procengine.scheduler.counters import SchedulerCounters
 
 NONE = np.zeros(0, np.int32)
@@ -166,3 +166,22 @@ def test_result_out_of_order_is_our_own_bug_and_asserts() -> None:
     names(pipe)
     with pytest.raises(AssertionError, match="result of step 1, expected 0"):
         pipe.apply(result(1), NONE)
+
+
+def test_a_planner_is_made_when_its_workflow_has_a_request() -> None:
+    made = []
+
+    def make(name: str) -> FakePlanner:
+        made.append(FakePlanner(name, 0))
+        return made[-1]
+
+    pipe = Pipeline(0, lambda: PlannersOnDemand(make), 2)
+    assert (pipe.next_step(), pipe.gauges, made) == (None, Gauges(0, 0, 0), [])
+    pipe.planners["embed"].num_steps = 1  # type: ignore[attr-defined]
+    assert names(pipe) == ["embed-0"]
+    pipe.planners["generate"].num_steps = 1  # type: ignore[attr-defined]
+    assert names(pipe) == ["generate-1"]
+    assert len(made) == 2
+    pipe.lose_worker(0)
+    assert set(pipe.planners) == {"embed", "generate"}
+    assert len(made) == 4
