@@ -33,8 +33,8 @@ class PairTemplate:
         ConfigError: it is none.
     """
 
-    def __init__(self, text: str, instruction: str = DEFAULT_INSTRUCTION) -> None:
-        self._instruction = instruction
+    def __init__(self, text: str, instruction: str | None = None) -> None:
+        self._instruction = instruction or DEFAULT_INSTRUCTION
         self._parts = _PLACEHOLDER.split(text)  # texts, and between them the names of placeholders
         counts = {name: self._parts[1::2].count(name) for name in ("query", "document", "instruction")}
         if counts["query"] != 1 or counts["document"] != 1 or counts["instruction"] > 1:

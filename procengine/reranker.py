@@ -29,6 +29,8 @@ def declared_tokens(folder: HuggingFaceFolder, config: Mapping[str, Any]) -> tup
     second."""
     for kind, path in folder.module_kinds() or ():
         if kind == _MODULE:
+            if Path(path).name != path:
+                raise folder.error(f"modules.json names a folder that is not in its own: {path!r}")
             settings = folder.read_json(f"{path}/config.json")
             ids = [settings.get("true_token_id"), settings.get("false_token_id")]
             if not isinstance(ids[0], int):

@@ -51,7 +51,7 @@ class TokenizeQueue:
         template_timeout_s: float = 5.0,
         prompts: Mapping[str, str] | None = None,
         default_prompt: str | None = None,
-        pair_template: PairTemplate | None = None,
+        pair_template: str | None = None,
     ) -> None:
         self._loop = loop
         self._tokenizer = tokenizer
@@ -63,7 +63,7 @@ class TokenizeQueue:
         self._template_timeout_s = template_timeout_s
         self._prompts = prompts or {}  # what goes before a text, by name
         self._default_prompt = default_prompt
-        self._pair_template = pair_template
+        self._pair_template = None if pair_template is None else self._open_pairs(pair_template)
         self._rendering = Interruptible()
         self._watch: asyncio.TimerHandle | None = None
         self._num_batches = 0
@@ -184,6 +184,12 @@ class TokenizeQueue:
             return Prepared(ids, self._word_ids(body.words))
         except ProcengineError as error:
             return error
+
+    def _open_pairs(self, text: str) -> PairTemplate:
+        """How a reranker's pairs are written; its default prompt is their instruction."""
+        from procengine.pair_template import PairTemplate  # of rerankers alone
+
+        return PairTemplate(text, self._prompts.get(self._default_prompt or ""))
 
     def _pair_ids(self, template: PairTemplate, body: PromptBody, limit: int | None) -> list[int]:
         """A template writes special tokens itself. Of what is too long the end of the document goes."""

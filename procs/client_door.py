@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from procengine import ipc
 from procengine.admission import Admission
@@ -59,10 +59,6 @@ from procengine.tokenizer import Tokenizer
 from procengine.trace_context import TraceContext
 from procengine.workflows.parts import FrontendParts
 from procengine.workflows.prompt import Prepared
-
-if TYPE_CHECKING:
-    from procengine.config import ModelConfig
-    from procengine.pair_template import PairTemplate
 
 __all__ = ["ClientDoor"]
 
@@ -387,15 +383,8 @@ def _tokenize_queue(child: Child, loop: asyncio.AbstractEventLoop) -> TokenizeQu
         config.limits.template_timeout_s,
         config.model.prompts,
         config.model.default_prompt,
-        None if config.model.pair_template is None else _pair_template(config.model, config.model.pair_template),
+        config.model.pair_template,
     )
-
-
-def _pair_template(model: ModelConfig, text: str) -> PairTemplate:
-    """How a reranker's pairs are written; its default prompt is their instruction."""
-    from procengine.pair_template import DEFAULT_INSTRUCTION, PairTemplate
-
-    return PairTemplate(text, model.prompts.get(model.default_prompt or "", DEFAULT_INSTRUCTION))
 
 
 def _chat_template(child: Child) -> ChatTemplate | None:
