@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         RequestLostError,
         ShuttingDownError,
         StartupError,
+        UnknownAdapterError,
     )
     from procengine.llm import LLM
     from procengine.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput, StreamDelta
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from procengine.scores import (
         ClassificationOutput,
         HiddenStatesOutput,
+        MultiVectorOutput,
         RerankResult,
         ScoreOutput,
+        SparseEmbeddingOutput,
         TextScoreOutput,
         TokenClassificationOutput,
     )
@@ -58,6 +61,7 @@ __all__ = [
     "InvalidRequestError",
     "Logprob",
     "ModelError",
+    "MultiVectorOutput",
     "OverloadedError",
     "ProcengineError",
     "ProtocolError",
@@ -68,11 +72,13 @@ __all__ = [
     "SamplingParams",
     "ScoreOutput",
     "ShuttingDownError",
+    "SparseEmbeddingOutput",
     "StartupError",
     "StreamDelta",
     "StructuredOutputs",
     "TextScoreOutput",
     "TokenClassificationOutput",
+    "UnknownAdapterError",
     "__version__",
 ]
 
@@ -92,8 +98,10 @@ _MODULE_BY_NAME: Final = {
     "RequestOutput": "procengine.outputs",
     "ClassificationOutput": "procengine.scores",
     "HiddenStatesOutput": "procengine.scores",
+    "MultiVectorOutput": "procengine.scores",
     "RerankResult": "procengine.scores",
     "ScoreOutput": "procengine.scores",
+    "SparseEmbeddingOutput": "procengine.scores",
     "TextScoreOutput": "procengine.scores",
     "TokenClassificationOutput": "procengine.scores",
     "StreamDelta": "procengine.outputs",

@@ -107,6 +107,7 @@ class AsyncClient(AsyncPrefillVerbs):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        lora_name: str = "",
         echo: bool = False,
         timeout_s: float | None = None,
         traceparent: str = "",
@@ -120,7 +121,9 @@ class AsyncClient(AsyncPrefillVerbs):
         Raises:
             InvalidRequestError, OverloadedError, ShuttingDownError, EngineDeadError, RequestFailedError.
         """
-        body = generate_body(prompt_body(prompt), params, priority, cache_salt, echo=echo, timeout_s=timeout_s)
+        body = generate_body(
+            prompt_body(prompt), params, priority, cache_salt, echo=echo, lora_name=lora_name, timeout_s=timeout_s
+        )
         return await self._generate(body, request_id, traceparent)
 
     async def chat(
@@ -131,6 +134,7 @@ class AsyncClient(AsyncPrefillVerbs):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        lora_name: str = "",
         timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
@@ -142,7 +146,12 @@ class AsyncClient(AsyncPrefillVerbs):
         """
         offer = self._offer(tools, tool_choice)
         body = generate_body(
-            messages_body(messages, offer.tools), offer.params(params), priority, cache_salt, timeout_s=timeout_s
+            messages_body(messages, offer.tools),
+            offer.params(params),
+            priority,
+            cache_salt,
+            lora_name=lora_name,
+            timeout_s=timeout_s,
         )
         with offer.naming_tools():
             output = await self._generate(body, request_id, traceparent)
@@ -157,6 +166,7 @@ class AsyncClient(AsyncPrefillVerbs):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        lora_name: str = "",
         echo: bool = False,
         timeout_s: float | None = None,
         tools: Tools | None = None,
@@ -171,7 +181,13 @@ class AsyncClient(AsyncPrefillVerbs):
         offer = self._offer(tools, tool_choice)
         params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
         body = generate_body(
-            one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo, timeout_s=timeout_s
+            one_prompt_body(prompt, messages, offer.tools),
+            params,
+            priority,
+            cache_salt,
+            echo=echo,
+            lora_name=lora_name,
+            timeout_s=timeout_s,
         )
         connection, news = self._connected, asyncio.Event()
         pending = connection.submit("generate", body, request_id, traceparent, lambda _: news.set(), news.set)

@@ -17,13 +17,17 @@ from procengine.outputs import EmbeddingOutput, collect_embedding
 from procengine.scores import (
     ClassificationOutput,
     HiddenStatesOutput,
+    MultiVectorOutput,
     RerankResult,
     ScoreOutput,
+    SparseEmbeddingOutput,
     TextScoreOutput,
     TokenClassificationOutput,
     collect_classification,
     collect_hidden_states,
+    collect_multi,
     collect_score,
+    collect_sparse,
     collect_text_score,
     collect_token_classification,
     collect_token_scores,
@@ -66,6 +70,32 @@ class AsyncPrefillVerbs(ABC):
         )
         ended = await self._run("embed", body, None, traceparent)
         return collect_embedding(ended.answer(Embedding), ended.delivered_ns, ended.arrived_ns)
+
+    async def embed_sparse(
+        self,
+        prompt: Prompt,
+        *,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> SparseEmbeddingOutput:
+        """How much each token of the text counts (bge-m3's lexical weights)."""
+        options = {"prompt_name": prompt_name, "truncate_prompt_tokens": truncate_prompt_tokens}
+        ended = await self._run("embed_sparse", prefill_body(prompt, timeout_s, **options), None)
+        return collect_sparse(ended.answer(Embedding), ended.delivered_ns, ended.arrived_ns)
+
+    async def embed_multi(
+        self,
+        prompt: Prompt,
+        *,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> MultiVectorOutput:
+        """A vector for each token of the text but the first (ColBERT's)."""
+        options = {"prompt_name": prompt_name, "truncate_prompt_tokens": truncate_prompt_tokens}
+        ended = await self._run("embed_multi", prefill_body(prompt, timeout_s, **options), None)
+        return collect_multi(ended.answer(Embedding), ended.delivered_ns, ended.arrived_ns)
 
     async def classify(
         self,

@@ -36,6 +36,10 @@ class Children:
     def __iter__(self) -> Iterator[ChildProcess]:
         return iter(self._children)
 
+    def tell_successors(self, config: EngineConfig) -> None:
+        """Those that are started from here on are given this configuration."""
+        self._config = config
+
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by name."""

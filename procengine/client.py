@@ -102,6 +102,7 @@ class Client(PrefillVerbs):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        lora_name: str = "",
         echo: bool = False,
         timeout_s: float | None = None,
         traceparent: str = "",
@@ -115,6 +116,7 @@ class Client(PrefillVerbs):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        lora_name: str = "",
         echo: bool = False,
         timeout_s: float | None = None,
         traceparent: str = "",
@@ -128,6 +130,7 @@ class Client(PrefillVerbs):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        lora_name: str = "",
         echo: bool = False,
         timeout_s: float | None = None,
         traceparent: str = "",
@@ -144,7 +147,9 @@ class Client(PrefillVerbs):
         """
         prompts, is_list = prompt_list(prompt)
         bodies = [
-            generate_body(prompt_body(one), of_one, priority, cache_salt, echo=echo, timeout_s=timeout_s)
+            generate_body(
+                prompt_body(one), of_one, priority, cache_salt, echo=echo, lora_name=lora_name, timeout_s=timeout_s
+            )
             for one, of_one in zip(prompts, one_params_each(params, len(prompts)), strict=True)
         ]
         if is_list:
@@ -159,6 +164,7 @@ class Client(PrefillVerbs):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        lora_name: str = "",
         timeout_s: float | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
@@ -174,7 +180,12 @@ class Client(PrefillVerbs):
         """
         offer = self._offer(tools, tool_choice)
         body = generate_body(
-            messages_body(messages, offer.tools), offer.params(params), priority, cache_salt, timeout_s=timeout_s
+            messages_body(messages, offer.tools),
+            offer.params(params),
+            priority,
+            cache_salt,
+            lora_name=lora_name,
+            timeout_s=timeout_s,
         )
         with offer.naming_tools():
             output = self.generate_bodies([body], [request_id], traceparent=traceparent)[0]
@@ -189,6 +200,7 @@ class Client(PrefillVerbs):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        lora_name: str = "",
         echo: bool = False,
         timeout_s: float | None = None,
         tools: Tools | None = None,
@@ -204,7 +216,13 @@ class Client(PrefillVerbs):
         offer = self._offer(tools, tool_choice)
         params, calls = offer.stream_params(params, echo=echo), CallStream(offer.style, new_call_seed())
         body = generate_body(
-            one_prompt_body(prompt, messages, offer.tools), params, priority, cache_salt, echo=echo, timeout_s=timeout_s
+            one_prompt_body(prompt, messages, offer.tools),
+            params,
+            priority,
+            cache_salt,
+            echo=echo,
+            lora_name=lora_name,
+            timeout_s=timeout_s,
         )
         pending = self._submit("generate", body, request_id, traceparent=traceparent)
         try:

@@ -37,6 +37,7 @@ __all__ = [
     "prompt_list",
     "prompt_text",
     "timed_body",
+    "with_adapter",
 ]
 
 Body: TypeAlias = dict[str, Any]
@@ -157,6 +158,7 @@ def generate_body(
     cache_salt: str = "",
     *,
     echo: bool = False,
+    lora_name: str = "",
     timeout_s: float | None = None,
 ) -> Body:
     """A prompt with all that `generate` takes beside it."""
@@ -167,7 +169,12 @@ def generate_body(
         extra["cache_salt"] = cache_salt
     if echo:
         extra["echo"] = echo
-    return timed_body(body | extra, timeout_s)
+    return timed_body(with_adapter(body | extra, lora_name), timeout_s)
+
+
+def with_adapter(body: Body, lora_name: str) -> Body:
+    """The same request, to be answered by the model with this LoRA adapter; "": by the model as it is."""
+    return body | {"lora_name": lora_name} if lora_name else body
 
 
 def timed_body(body: Body, timeout_s: float | None) -> Body:

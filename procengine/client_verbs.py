@@ -17,13 +17,17 @@ from procengine.outputs import EmbeddingOutput, collect_embedding
 from procengine.scores import (
     ClassificationOutput,
     HiddenStatesOutput,
+    MultiVectorOutput,
     RerankResult,
     ScoreOutput,
+    SparseEmbeddingOutput,
     TextScoreOutput,
     TokenClassificationOutput,
     collect_classification,
     collect_hidden_states,
+    collect_multi,
     collect_score,
+    collect_sparse,
     collect_text_score,
     collect_token_classification,
     collect_token_scores,
@@ -106,6 +110,34 @@ class PrefillVerbs(ABC):
         ]
         results = self.embed_bodies(bodies, traceparent=traceparent)
         return results if is_list else results[0]
+
+    def embed_sparse(
+        self,
+        prompts: Prompts,
+        *,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> list[SparseEmbeddingOutput]:
+        """How much each token of a text counts (bge-m3's lexical weights)."""
+        each, _ = prompt_list(prompts)
+        options = {"prompt_name": prompt_name, "truncate_prompt_tokens": truncate_prompt_tokens}
+        ended = self._run_all("embed_sparse", [prefill_body(one, timeout_s, **options) for one in each], None, None)
+        return [collect_sparse(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
+
+    def embed_multi(
+        self,
+        prompts: Prompts,
+        *,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> list[MultiVectorOutput]:
+        """A vector for each token of a text but the first (ColBERT's)."""
+        each, _ = prompt_list(prompts)
+        options = {"prompt_name": prompt_name, "truncate_prompt_tokens": truncate_prompt_tokens}
+        ended = self._run_all("embed_multi", [prefill_body(one, timeout_s, **options) for one in each], None, None)
+        return [collect_multi(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
 
     def classify(
         self,

@@ -25,6 +25,8 @@ __all__ = [
     "Kernels",
     "LimitsConfig",
     "ListenConfig",
+    "LoraConfig",
+    "LoraModule",
     "MetricsConfig",
     "ModelConfig",
     "ProfilingConfig",
@@ -166,6 +168,8 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     head: HeadConfig | None = None
     score_token_ids: tuple[int, ...] = ()  # of a reranker without labels: yes, and no where that counts too
     pair_template: str | None = None  # how `score` writes two texts as one prompt: with {query} and {document}
+    sparse_linear: str = ""  # files of linear layers behind an encoder (bge-m3): lexical weights of tokens
+    colbert_linear: str = ""  # and a vector for each; "": there is none
     decoder: DecoderConfig = DecoderConfig()
 
 
@@ -185,7 +189,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_mixed_tokens: int | None = None  # the same while some decode, and wait for the prompts of the step
-    max_embed_tokens: int = 2048  # the same for steps of `embed`, whose sequences are not cut
+    max_embed_tokens: int = 2048  # of one sequence that is not cut, of `embed` say: it may fill a step alone
     max_model_len: int = 8192
     enable_chunked_prefill: bool = True
     policy: Literal["fcfs", "priority"] = "fcfs"
@@ -304,6 +308,27 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     instance: int = 0  # its supervisor's; the next group of this name has another. 0: no supervisor has it yet
 
 
+class LoraModule(Struct, frozen=True, forbid_unknown_fields=True):
+    """An adapter of the model: requests name it, its weights are in a PEFT folder."""
+
+    name: str
+    path: str
+
+
+class LoraConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Low-rank adapters. The supervisor tells successors of those that were loaded and unloaded meanwhile."""
+
+    max_loras: int = 0  # that are loaded at once; 0: adapters are off
+    max_rank: int = 16
+    modules: tuple[LoraModule, ...] = ()
+    allows_http: bool = False  # to load and unload them; who runs the group always may
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there may be adapters."""
+        return self.max_loras > 0
+
+
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a process of the group needs to know. One value, the same in all of them."""
 
@@ -317,4 +342,5 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     metrics: MetricsConfig = MetricsConfig()
     api: ApiConfig = ApiConfig()
     crash: CrashConfig = CrashConfig("", 0.0)
+    lora: LoraConfig = LoraConfig()
     listen: ListenConfig | None = None  # None: clients connect to Unix sockets only

@@ -36,7 +36,7 @@ class _Graph(NamedTuple):
 
 
 class DecodeGraphs:
-    """Rows beyond a batch are *padding*: one token at position 0 of the table's last row, all of whose entries are a
+    """Rows beyond a batch are *padding*: one token at position 0 of the tables' last row, all of whose entries are a
     block that no request is given. What is written there is never read by a row that counts."""
 
     def __init__(
@@ -47,21 +47,22 @@ class DecodeGraphs:
         block_tables: Tensor,
         block_size: int,
     ) -> None:
-        """`block_tables`, int32 [slots + 1, blocks], is read by every step, at this place in memory."""
+        """`block_tables`, int32 [groups, slots + 1, blocks], is read by every step, at this place in memory."""
         self._sizes = sizes
         self._forward = forward
         self._block_tables = block_tables
-        self._capacity = block_tables.shape[1] * block_size
-        padding = [[0], [0], [1], [block_tables.shape[0] - 1]]
+        self._capacity = block_tables.shape[-1] * block_size
+        padding = [[0], [0], [1], [block_tables.shape[-2] - 1]]
         self._padding = torch.tensor(padding, dtype=torch.int64, device=block_tables.device)
         # The largest first: the others find room in its memory.
         self._graphs = {size: self._capture(size, streams) for size in reversed(sizes)}
 
     def fits(self, batch: ForwardBatch[Tensor]) -> bool:
-        """Whether there is a graph for this batch: decode rows only, not too many, and all hidden states."""
+        """Whether there is a graph for this batch: decode rows only, not too many, all hidden states, no adapters."""
         num_rows = batch.seq_lens.shape[0]
         is_decode = batch.num_decode_rows == num_rows == batch.input_ids.shape[0] and batch.wanted is None
-        return is_decode and num_rows <= self._sizes[-1] and batch.block_tables is self._block_tables
+        is_plain = is_decode and batch.adapters is None
+        return is_plain and num_rows <= self._sizes[-1] and batch.block_tables is self._block_tables
 
     def run(self, batch: ForwardBatch[Tensor]) -> Tensor:
         """Hidden states, [R, hidden_size], valid until the next call."""

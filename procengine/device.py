@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
@@ -18,13 +19,17 @@ from procengine.config import EngineConfig
 from procengine.errors import ConfigError
 from procengine.executor import Model
 from procengine.kv_tensors import kv_block_bytes
+from procengine.layer_groups import LayerGroups, layer_groups
 from procengine.messages import EmbedInput, StepInput
 from procengine.step_memory import StepMemoryError
 from procengine.step_output import EmbedOutput, StepOutput
 from procengine.workflows import find_workflow, load_part
 
 if TYPE_CHECKING:
+    from procengine.models.decoder import Decoder
     from procengine.models.label_weights import LabelWeights
+    from procengine.models.lora_bank import LoraBank
+    from procengine.models.lora_weights import LoraWeights
     from procengine.torch_executor import TorchModel
 
 __all__ = ["Device", "open_device"]
@@ -35,12 +40,15 @@ logger = logging.getLogger(__name__)
 class Device(Generic[A]):
     """Has the model, and loads the parts of a workflow when its first step comes."""
 
-    def __init__(self, config: EngineConfig, model: Model[A], cache_bytes: int) -> None:
-        """The KV pool takes `cache_bytes` at most, unless the configuration says how many blocks it has."""
+    def __init__(self, config: EngineConfig, model: Model[A], cache_bytes: int, bank: LoraBank | None = None) -> None:
+        """The KV pool takes `cache_bytes` at most, unless the configuration says how many blocks it has. `bank`: of the
+        adapters that the model takes."""
         self.config = config
         self.model = model
         self.label_weights = _label_weights(config)
-        self.num_blocks = _num_blocks(config, cache_bytes)
+        self._bank = bank
+        self.groups = layer_groups(config.model, config.scheduler.max_model_len)
+        self.num_blocks = _num_blocks(config, self.groups, cache_bytes)
         self._runners: dict[str, Any] = {}
         if "generate" in config.model.workflows:  # its KV pool must be known to fit before anybody counts on it
             try:
@@ -55,9 +63,9 @@ class Device(Generic[A]):
     def facts(self) -> dict[str, int | float | str]:
         """For the log."""
         worker = self.config.worker
-        block_bytes = kv_block_bytes(self.config.model, self.config.cache.block_size, worker.kv_cache_dtype)
+        block_bytes = _block_bytes(self.config, self.groups)
         own = {"device": worker.device, "dtype": worker.dtype, "kv_cache_dtype": worker.kv_cache_dtype}
-        pool = {"kv_pool_mb": round(self.num_blocks * block_bytes / 1e6, 1)}
+        pool = {"kv_pool_mb": round(self.num_blocks * block_bytes / 1e6, 1), "kv_groups": self.groups.num_groups}
         return {**own, **pool, **self.model.facts, "threads": worker.threads}
 
     def run(self, header: StepInput | EmbedInput, payload: NDArray[np.int32]) -> Iterator[StepOutput | EmbedOutput]:
@@ -83,6 +91,17 @@ class Device(Generic[A]):
         if runner is not None:
             runner.forget_slots()
 
+    def read_adapter(self, path: str) -> LoraWeights:
+        """The LoRA adapter in a folder, checked against the model. On any thread. Raises ModelError."""
+        from procengine.models.lora_weights import read_lora_weights
+
+        return read_lora_weights(Path(path), self.config.model, self.config.lora.max_rank)
+
+    def place_adapter(self, place: int, weights: LoraWeights) -> None:
+        """Steps from here on find this adapter in this place."""
+        assert self._bank is not None, "adapters are off"
+        self._bank.put(place, weights)
+
     def _open_runner(self, workflow: str) -> Any:
         runner = load_part(find_workflow(workflow).forward)(self)
         self._runners[workflow] = runner
@@ -104,7 +123,7 @@ def open_device(config: EngineConfig, *, shows_progress: bool) -> Device[Any]:
     if config.worker.kernels == "native":
         return Device(config, _load_native(config, shows_progress), config.cache.memory_bytes or 0)
     model = _load_torch(config, shows_progress)
-    return Device(config, model, _cache_bytes(config, model))
+    return Device(config, model, _cache_bytes(config, model), model.bank)
 
 
 def _cache_bytes(config: EngineConfig, model: TorchModel) -> int:
@@ -141,7 +160,24 @@ def _load_torch(config: EngineConfig, progress: bool) -> TorchModel:
             f"{worker.device} has no memory for the weights of {model.name} in {worker.dtype}: take a smaller "
             f"model, or a device with nothing else on it ({error})"
         ) from error
-    return TorchModel(loaded, _graph_sizes(config, operations.names["attention"]), nvtx=config.profiling.nvtx)
+    sizes = _graph_sizes(config, operations.names["attention"])
+    return TorchModel(loaded, sizes, nvtx=config.profiling.nvtx, bank=_open_bank(config, loaded))
+
+
+def _open_bank(config: EngineConfig, loaded: Decoder) -> LoraBank | None:
+    """Room for adapters, taken before the KV pool is measured."""
+    if not config.lora.is_on:
+        return None
+    from procengine.models.lora_bank import LoraBank
+
+    bank = LoraBank(config.model, config.lora, loaded.dtype, loaded.device)
+    logger.info(
+        "adapters: room for %d of rank %d (%.1f MB); torch computes them, and steps that have one are no graphs",
+        config.lora.max_loras,
+        config.lora.max_rank,
+        bank.num_bytes / 1e6,
+    )
+    return bank
 
 
 def _graph_sizes(config: EngineConfig, attention: str) -> tuple[int, ...]:
@@ -176,13 +212,24 @@ def _load_native(config: EngineConfig, progress: bool) -> Model[Any]:
     return NativeModel(decoder, config.model.num_layers, worker.kv_cache_dtype)
 
 
-def _num_blocks(config: EngineConfig, cache_bytes: int) -> int:
+def _num_blocks(config: EngineConfig, groups: LayerGroups, cache_bytes: int) -> int:
     """What was asked for, else what fits the memory, but never more than all slots can use."""
+    scheduler, block_size, each = config.scheduler, config.cache.block_size, groups.num_groups
     if config.cache.num_blocks is not None:
+        if config.cache.num_blocks < each:
+            raise ConfigError(
+                f"num_blocks: {config.cache.num_blocks} are not one for each of the {each} groups of layers that "
+                f"{config.model.name} has"
+            )
         return config.cache.num_blocks
-    scheduler, block_size = config.scheduler, config.cache.block_size
-    usable = scheduler.max_num_seqs * -(-scheduler.max_model_len // block_size)
-    fitting = cache_bytes // kv_block_bytes(config.model, block_size, config.worker.kv_cache_dtype)
-    if fitting < 1:
-        raise ConfigError(f"kv_cache_memory: {cache_bytes} bytes hold no block of {block_size} tokens")
+    usable = scheduler.max_num_seqs * -(-scheduler.max_model_len // block_size) * each
+    fitting = cache_bytes // _block_bytes(config, groups)
+    if fitting < each:
+        blocks = "no block" if each == 1 else f"no block for each of the {each} groups of layers"
+        raise ConfigError(f"kv_cache_memory: {cache_bytes} bytes hold {blocks} of {block_size} tokens")
     return int(min(usable, fitting))
+
+
+def _block_bytes(config: EngineConfig, groups: LayerGroups) -> int:
+    dtype, num_layers = config.worker.kv_cache_dtype, groups.layers_per_block
+    return kv_block_bytes(config.model, config.cache.block_size, dtype, num_layers)

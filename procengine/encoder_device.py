@@ -17,6 +17,7 @@ from procengine.encoder_model import EncoderModel, NativeEncoderModel, TorchEnco
 from procengine.errors import ConfigError
 from procengine.messages import EmbedInput, StepInput
 from procengine.models.encoder_weights import EncoderCheckpoint, EncoderHead
+from procengine.models.linear_file import LinearFile, read_linear
 from procengine.models.weights import open_weights
 from procengine.step_output import EmbedOutput
 from procengine.workflows import find_workflow, load_part
@@ -33,6 +34,9 @@ class EncoderDevice:
         self.config = config
         self.model = model
         self.head = head
+        hidden_size = config.model.hidden_size
+        self.sparse_linear = _read_linear(config.model.sparse_linear, hidden_size, 1)
+        self.colbert_linear = _read_linear(config.model.colbert_linear, hidden_size, None)
         self._runners: dict[str, Any] = {}
 
     @property
@@ -62,6 +66,10 @@ def open_device(config: EngineConfig, *, shows_progress: bool) -> EncoderDevice:
     load = _load_native if config.worker.kernels == "native" else _load_torch
     head = None if config.model.head is None else checkpoint.head()
     return EncoderDevice(config, load(config, checkpoint, shows_progress), head)
+
+
+def _read_linear(path: str, num_inputs: int, num_outputs: int | None) -> LinearFile | None:
+    return read_linear(path, num_inputs, num_outputs) if path else None
 
 
 def _load_native(config: EngineConfig, checkpoint: EncoderCheckpoint, progress: bool) -> EncoderModel:

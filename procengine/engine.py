@@ -20,6 +20,7 @@ from procengine.output_ledger import LedgerEntry, OutputLedger
 from procengine.output_suspects import OutputSuspects
 from procengine.pipeline import AnyRequest, Applied, Pipeline, PlannedStep
 from procengine.recent_results import RecentResults, first_logprob_positions
+from procengine.request import NO_ADAPTER, Request
 from procengine.workflows.parts import FrontendParts
 from procengine.workflows.prompt import ModelFacts, Prepared
 
@@ -256,6 +257,15 @@ class Engine:
         self._ledger.end(key, history, None if is_seen else finish, finish_reason)
         return finish
 
+    def uses_adapter(self, place: int) -> bool:
+        """Whether an unfinished request has the adapter in this place of the workers."""
+        return any(_adapter_of(placed.request) == place for placed in self._placed_by_key.values())
+
+    def end_adapter(self, place: int, error: str) -> list[Finish]:
+        """End the requests that have the adapter in this place, which is gone."""
+        keys = [key for key, placed in self._placed_by_key.items() if _adapter_of(placed.request) == place]
+        return [finish for key in keys if (finish := self.end(key, "error", error))]
+
     def kept_requests(self) -> Iterator[tuple[int, LedgerEntry, NDArray[np.int32]]]:
         """(key, what is known of it, its tokens int32 [n]) of all requests that run and the newest that have ended."""
         for key, entry in self._ledger.ended():
@@ -323,6 +333,10 @@ class Engine:
 
     def _end_all(self, keys: Iterable[int]) -> list[Finish]:
         return [finish for key in list(keys) if (finish := self.end(key, "abort"))]
+
+
+def _adapter_of(request: AnyRequest) -> int:
+    return request.adapter if isinstance(request, Request) else NO_ADAPTER
 
 
 def _retold(

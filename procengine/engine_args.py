@@ -21,6 +21,7 @@ _MODEL: Final = "the model"
 _DEVICE: Final = "device and number formats"
 _KV_CACHE: Final = "KV cache"
 _SCHEDULING: Final = "scheduling"
+_LORA: Final = "LoRA adapters"
 _HTTP: Final = "HTTP"
 _TCP: Final = "clients of other machines (ZeroMQ over tcp)"
 _LOAD: Final = "limits of the group"
@@ -129,7 +130,12 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     num_blocks: Annotated[
         int | None,
-        About(_KV_CACHE, "blocks in the KV pool of one worker (auto: what fits --kv-cache-memory)", 1, 1 << 24),
+        About(
+            _KV_CACHE,
+            "blocks in the KV pool of one worker, each for one group of layers (auto: what fits --kv-cache-memory)",
+            1,
+            1 << 24,
+        ),
     ] = None
     kv_cache_memory: Annotated[
         int | None,
@@ -192,6 +198,22 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     speculative_tokens: Annotated[
         int, About(_SCHEDULING, "most tokens to propose a step, from earlier text (n-grams); 0 proposes none", 0, 64)
     ] = 0
+
+    enable_lora: Annotated[
+        bool, About(_LORA, "serve adapters of the model (PEFT folders), by name per request; takes the torch kernels")
+    ] = False
+    lora_modules: Annotated[
+        tuple[str, ...],
+        About(_LORA, "adapter to load at the start: its name, and the folder it is in", metavar="NAME=PATH"),
+    ] = ()
+    max_loras: Annotated[
+        int | None,
+        About(_LORA, "most adapters at once, for which memory is set aside (auto: 8, or --lora-modules)", 1, 4096),
+    ] = None
+    max_lora_rank: Annotated[int, About(_LORA, "highest rank of an adapter", 1, 512)] = 16
+    allow_runtime_lora_updating: Annotated[
+        bool, About(_LORA, "let HTTP clients load adapters from folders of this machine, and unload them")
+    ] = False
 
     port: Annotated[
         int | None,

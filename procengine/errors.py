@@ -22,6 +22,7 @@ __all__ = [
     "RequestLostError",
     "ShuttingDownError",
     "StartupError",
+    "UnknownAdapterError",
     "error_from_code",
 ]
 
@@ -66,6 +67,12 @@ class InvalidRequestError(ProcengineError, ValueError):
     """A request was refused: the message names the field, the value and the limit."""
 
     code = "invalid_request"
+
+
+class UnknownAdapterError(InvalidRequestError):
+    """A request names a LoRA adapter that is not loaded."""
+
+    code = "unknown_adapter"
 
 
 class OverloadedError(ProcengineError):
@@ -121,6 +128,7 @@ _BY_CODE: dict[str, type[ProcengineError]] = {
         GroupNotFoundError,
         ProtocolError,
         InvalidRequestError,
+        UnknownAdapterError,
         OverloadedError,
         ShuttingDownError,
         EngineDeadError,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol
 
 from procengine.arrays import A, Arrays
+from procengine.kernels.lora import AdapterBlocks
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
 
@@ -18,18 +19,20 @@ __all__ = ["Executor", "ForwardBatch", "Model"]
 @dataclass(frozen=True, slots=True)
 class ForwardBatch(Generic[A]):
     """R rows with T query tokens in all, decode rows (one query token) first. A row's tokens are the last of its
-    context; position p lies in block `block_tables[slot, p // block_size]`. Arrays are on the device."""
+    context; for the layers of a group (`LayerGroups`) position p, if they see it, lies in block
+    `block_tables[group, slot, p // block_size]`. Other entries are block ids too. Arrays are on the device."""
 
     input_ids: A  # int32 [T]
     positions: A  # int64 [T]
     query_start_loc: A  # int32 [R + 1]
     seq_lens: A  # int32 [R], this step's tokens included
     slots: A  # int64 [R], each row's in `block_tables`
-    block_tables: A  # int32 [slots + 1, blocks], those of rows that are not in the batch too; the last is nobody's
+    block_tables: A  # int32 [groups, slots + 1, blocks], of rows that are not in the batch too; the last is nobody's
     num_decode_rows: int
     max_query_len: int
     max_seq_len: int
     wanted: A | None  # int64 [W], ascending: tokens whose hidden states are asked for; None: all
+    adapters: AdapterBlocks[A] | None = None  # of tokens that have one; None: none has
 
 
 class Executor(Protocol[A]):

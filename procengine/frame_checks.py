@@ -13,9 +13,11 @@ from typing import Final, TypeVar
 from procengine.errors import ProtocolError
 from procengine.messages import (
     UNREADABLE,
+    AdapterLoaded,
     Begin,
     EmbedInput,
     EmbedResult,
+    LoadAdapter,
     StepFailed,
     StepInput,
     StepResult,
@@ -23,7 +25,7 @@ from procengine.messages import (
     decode_from_worker,
     decode_step,
 )
-from procengine.step_payload import BLOCK_UPDATE_WIDTH, EMBED_SECTIONS, RESULT_SECTIONS, SLOT_ROW, STEP_SECTIONS
+from procengine.step_payload import EMBED_SECTIONS, RESULT_SECTIONS, SLOT_ROW, STEP_SECTIONS, block_update_width
 
 __all__ = ["read_message", "read_result", "read_step"]
 
@@ -45,15 +47,15 @@ def read_message(frames: Sequence[bytes], decode: Callable[[bytes], _T]) -> _T:
     return _decoded(frames[0], decode)
 
 
-def read_step(frames: Sequence[bytes]) -> StepInput | EmbedInput | Begin:
-    """The header of a step whose payload is frame 1, or a Begin.
+def read_step(frames: Sequence[bytes], num_groups: int = 1) -> StepInput | EmbedInput | Begin | LoadAdapter:
+    """The header of a step whose payload is frame 1, or a message without one. `num_groups`: of the model's layers.
 
     Raises:
         ProtocolError: it is neither, or header and payload do not fit.
     """
     header = _decoded(frames[0], decode_step)
     if type(header) is StepInput:
-        is_whole = len(frames) == 2 and _fits(header.sizes, _NUM_STEP, frames[1]) and _is_step(header)
+        is_whole = len(frames) == 2 and _fits(header.sizes, _NUM_STEP, frames[1]) and _is_step(header, num_groups)
     elif type(header) is EmbedInput:
         is_whole = len(frames) == 2 and _fits(header.sizes, _NUM_EMBED, frames[1]) and _is_embed_step(header)
     else:
@@ -63,7 +65,7 @@ def read_step(frames: Sequence[bytes]) -> StepInput | EmbedInput | Begin:
     return header
 
 
-def read_result(frames: Sequence[bytes]) -> StepResult | EmbedResult | StepFailed | WorkerReady:
+def read_result(frames: Sequence[bytes]) -> StepResult | EmbedResult | StepFailed | WorkerReady | AdapterLoaded:
     """The header of a result whose payload is frame 1, or a message without one.
 
     Raises:
@@ -97,7 +99,7 @@ def _fits(sizes: tuple[int, ...], num_sections: int, payload: bytes) -> bool:
     return len(sizes) == num_sections and min(sizes) >= 0 and 4 * sum(sizes) == len(payload)
 
 
-def _is_step(header: StepInput) -> bool:
+def _is_step(header: StepInput, num_groups: int) -> bool:
     (slots, starts, seq_lens, sample_rows, row_steps, input_ids, positions, slot_rows, block_updates) = header.sizes[:9]
     _, masked_rows, mask_words, prompt_rows, _, sample_counts = header.sizes[9:]
     rows = header.num_rows
@@ -111,7 +113,7 @@ def _is_step(header: StepInput) -> bool:
         and sample_counts in (0, sample_rows)
         and header.decode_steps > 0
         and not slot_rows % _SLOT_ROW_WIDTH
-        and not block_updates % BLOCK_UPDATE_WIDTH
+        and not block_updates % block_update_width(num_groups)
         and not (mask_words % masked_rows if masked_rows else mask_words)
         and not prompt_rows % 3
     )

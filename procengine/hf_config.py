@@ -15,7 +15,7 @@ from procengine.config import DType, HeadConfig, ModelConfig, RopeScaling
 from procengine.hf_decoder import HuggingFaceDecoder
 from procengine.hf_embedding import read_embedding
 from procengine.hf_families import CLASSES, FAMILIES, HEADLESS, Architecture
-from procengine.hf_files import HuggingFaceFolder, safetensors_dtype
+from procengine.hf_files import HuggingFaceFolder, first_dtype
 from procengine.hf_head import head_activation, read_labels
 from procengine.hf_rope import HuggingFaceRope
 from procengine.model_limits import why_not_a_size
@@ -99,6 +99,7 @@ class HuggingFaceConfig:
         return with_reranker(model, tokens, None) if tokens or "score" in model.workflows else model
 
     def _is_headless(self) -> bool:
+        """Whether it was saved without the head that generation needs, as embedding models are (MistralModel)."""
         return any(cls in HEADLESS for cls in self.config.get("architectures") or [])
 
     def _head(self) -> HeadConfig | None:
@@ -202,7 +203,7 @@ class HuggingFaceConfig:
         return tuple(dict.fromkeys([*listed, own] if own is not None else listed))
 
     def _dtype(self, weights: Path) -> DType:
-        dtype = self.config.get("dtype") or self.config.get("torch_dtype") or safetensors_dtype(weights)
+        dtype = self.config.get("dtype") or self.config.get("torch_dtype") or first_dtype(weights)
         dtype = str(dtype).removeprefix("torch.")
         if dtype not in ("float32", "bfloat16", "float16"):
             raise self.folder.error(

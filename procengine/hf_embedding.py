@@ -34,7 +34,7 @@ def read_embedding(folder: HuggingFaceFolder, *, pooling: Pooling, normalize: bo
     return {
         "pooling": _pooling(folder, "1_Pooling", pooling, is_causal),
         "normalize": normalize,
-        "prompts": {str(name): str(text) for name, text in (settings.get("prompts") or {}).items() if text},
+        "prompts": {str(name): str(text or "") for name, text in (settings.get("prompts") or {}).items()},
         "default_prompt": settings.get("default_prompt_name"),
         "max_seq_length": folder.read_json("sentence_bert_config.json", missing_ok=True).get("max_seq_length"),
     }

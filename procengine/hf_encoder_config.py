@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from procengine.config import DType, EncoderConfig, HeadConfig, ModelConfig, Pooling
 from procengine.hf_embedding import read_embedding
-from procengine.hf_files import HuggingFaceFolder, safetensors_dtype
+from procengine.hf_files import HuggingFaceFolder, first_dtype
 from procengine.hf_head import head_activation, read_labels
 from procengine.model_limits import why_not_a_size
 
@@ -114,6 +114,8 @@ class HuggingFaceEncoderConfig:
             workflows=self._workflows(head),
             encoder=encoder,
             head=head,
+            sparse_linear=self._linear_file("sparse_linear"),
+            colbert_linear=self._linear_file("colbert_linear"),
         )
 
     def _check_supported(self) -> None:
@@ -193,9 +195,17 @@ class HuggingFaceEncoderConfig:
         return HeadConfig(labels, head_activation(self.folder, self.config, len(labels)), pooling)
 
     def _workflows(self, head: HeadConfig | None) -> tuple[str, ...]:
-        if head is None:
-            return ("embed", "hidden_states")
-        return ("embed", "hidden_states", "classify", *(("score", "reward") if len(head.labels) == 1 else ()))
+        found = ["embed", "hidden_states"]
+        found += ["embed_sparse"] * bool(self._linear_file("sparse_linear"))
+        found += ["embed_multi"] * bool(self._linear_file("colbert_linear"))
+        if head is not None:
+            found += ["classify", *(("score", "reward") if len(head.labels) == 1 else ())]
+        return tuple(found)
+
+    def _linear_file(self, stem: str) -> str:
+        """The file of a linear layer that stands beside the encoder's own weights (bge-m3), or ""."""
+        paths = (self.folder.path / f"{stem}{suffix}" for suffix in (".safetensors", ".pt"))
+        return next((str(path.absolute()) for path in paths if path.is_file()), "")
 
     def _size(self, field: str, default: int, key: str | None = None) -> int:
         key = key or field
@@ -206,7 +216,7 @@ class HuggingFaceEncoderConfig:
 
     def _dtype(self) -> DType:
         """What most weights are; the first tensor may be a table of numbers. Loading says what cannot be read."""
-        dtype = safetensors_dtype(self.folder.find_weights())
+        dtype = first_dtype(self.folder.find_weights())
         return "bfloat16" if dtype == "bfloat16" else "float16" if dtype == "float16" else "float32"
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from procengine.errors import ModelError
 
-__all__ = ["HuggingFaceFolder", "safetensors_dtype"]
+__all__ = ["HuggingFaceFolder", "first_dtype"]
 
 
 class _AddedToken(msgspec.Struct):
@@ -55,7 +55,7 @@ class HuggingFaceFolder:
         return [(str(one.get("type", "")).rpartition(".")[2], str(one.get("path", ""))) for one in modules]
 
     def find_weights(self) -> Path:
-        """The safetensors file, or the first of its shards, all of which are there."""
+        """The safetensors file, or the first of its shards, all of which are there; else a single pytorch_model.bin."""
         single, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
         if index.is_file():
             shards = sorted({str(shard) for shard in self.read_json(index.name).get("weight_map", {}).values()})
@@ -68,8 +68,11 @@ class HuggingFaceFolder:
             return self.path / shards[0]
         if single.is_file():
             return single
-        pickled = " (pytorch_model.bin is not read: it is a pickle)" if any(self.path.glob("*.bin")) else ""
-        raise self.error(f"there is neither {single.name} nor {index.name}{pickled}")
+        torch_file = self.path / "pytorch_model.bin"
+        if torch_file.is_file():
+            return torch_file
+        sharded = f" (of the other kind only {torch_file.name} is read)" if any(self.path.glob("*.bin")) else ""
+        raise self.error(f"there is neither {single.name} nor {index.name}{sharded}")
 
     def find_tokenizer(self) -> Path:
         """The absolute path of tokenizer.json."""
@@ -106,10 +109,12 @@ class HuggingFaceFolder:
         return ModelError(f"{self.path}: {message}")
 
 
-def safetensors_dtype(path: Path) -> str:
-    """dtype of the file's first tensor."""
+def first_dtype(path: Path) -> str:
+    """dtype of the first tensor of a file of weights."""
     from procengine.safetensors_file import SafetensorsFile  # numpy comes with it, which most commands do without
+    from procengine.torch_file import TorchFile
 
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-    found = next((info.dtype for info in SafetensorsFile(path).tensors.values()), "of no tensor")
+    file = TorchFile(path) if path.suffix == ".bin" else SafetensorsFile(path)
+    found = next((info.dtype for info in file.tensors.values()), "of no tensor")
     return names.get(found, found)

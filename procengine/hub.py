@@ -25,7 +25,7 @@ from procengine.errors import ModelError
 __all__ = ["ALIASES", "PackagedModel", "WheelPart", "is_hub_id", "model_dir", "pull"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "LICENSE*", "1_Pooling/*"]
+_HUB_FILES = ["*.json", "*.safetensors", "*_linear.pt", "*.jinja", "tokenizer.model", "LICENSE*", "1_Pooling/*"]
 
 
 class WheelPart(NamedTuple):
@@ -220,6 +220,8 @@ def _pull_from_hub(name: str, target: Path) -> None:
     _say(f"fetching {name} from the Hugging Face hub ...")
     try:
         hub.snapshot_download(repo_id=name, local_dir=str(partial), allow_patterns=_HUB_FILES)
+        if not any(partial.glob("*.safetensors")):  # where there is both, one will do
+            hub.snapshot_download(repo_id=name, local_dir=str(partial), allow_patterns=["pytorch_model.bin"])
     except Exception as error:  # its classes differ between versions and HTTP libraries
         raise ModelError(
             f"{name} could not be fetched from the Hugging Face hub: {type(error).__name__}: {error}. If the hub "

@@ -16,7 +16,7 @@ from procengine.request import Request
 from procengine.scheduler.plan import StepPlan
 from procengine.scheduler.slot_table import Slots, SlotTable
 from procengine.slot_lists import float32_bits, slot_lists
-from procengine.step_payload import BLOCK_UPDATE_WIDTH, SLOT_ROW, STEP_SECTIONS, cut_sections, pack_sections
+from procengine.step_payload import SLOT_ROW, STEP_SECTIONS, cut_sections, pack_sections
 
 __all__ = ["InputBuilder"]
 
@@ -217,10 +217,9 @@ def _prompt_targets(plan: StepPlan) -> dict[str, Int32s]:
 
 
 def _block_updates(plan: StepPlan) -> Int32s:
-    """int32 [updates * 3], triples (slot, index, block)."""
-    columns = [
-        np.concatenate([getattr(u, name) for u in plan.block_updates]) for name in ("slots", "indices", "blocks")
-    ]
-    triples = np.stack(columns, axis=1).astype(np.int32, copy=False)
-    assert triples.shape[1] == BLOCK_UPDATE_WIDTH
-    return triples.ravel()
+    """int32 [updates * (2 + groups)], rows (slot, index, the block of each group)."""
+    updates = plan.block_updates
+    slots = np.concatenate([update.slots for update in updates])
+    indices = np.concatenate([update.indices for update in updates])
+    blocks = np.concatenate([update.blocks for update in updates], axis=1)
+    return np.concatenate((slots[None], indices[None], blocks)).T.astype(np.int32, copy=False).ravel()

@@ -1,4 +1,4 @@
-"""`KVTensors`: the keys and values of all layers, in blocks.
+"""`KVTensors`: the keys and values of all layers, in blocks that any group of layers can have.
 
 Owns: their memory. Never does: know which block belongs to whom; the frontend does.
 """
@@ -9,6 +9,7 @@ from typing import Generic
 
 from procengine.arrays import A, Arrays
 from procengine.config import KVCacheDType, ModelConfig
+from procengine.layer_groups import LayerGroups, one_group
 
 __all__ = ["KVTensors", "kv_block_bytes", "kv_width"]
 
@@ -21,22 +22,33 @@ def kv_width(head_dim: int, dtype: KVCacheDType) -> int:
     return head_dim + _SCALE_BYTES if dtype == "int8" else head_dim
 
 
-def kv_block_bytes(config: ModelConfig, block_size: int, dtype: KVCacheDType) -> int:
-    """Bytes that one block takes over all layers, keys and values."""
+def kv_block_bytes(config: ModelConfig, block_size: int, dtype: KVCacheDType, num_layers: int | None = None) -> int:
+    """Bytes that one block takes over all layers, or so many, keys and values."""
     width = kv_width(config.head_dim, dtype)
-    return 2 * config.num_layers * block_size * config.num_kv_heads * width * _ITEM_BYTES[dtype]
+    return 2 * (num_layers or config.num_layers) * block_size * config.num_kv_heads * width * _ITEM_BYTES[dtype]
 
 
 class KVTensors(Generic[A]):
     """Keys and values of all layers, each [num_blocks + 1, block_size, num_kv_heads, head_dim] (as int8 a little wider,
     see `kv_width`). On the host they take memory page by page, as they are first written: an idle pool costs nothing.
-    The last block, `scratch_block`, belongs to no request: rows that only fill up a batch write there."""
+    The last block, `scratch_block`, belongs to no request: rows that only fill up a batch write there. Layers of
+    different groups share tensors, and have different blocks of them."""
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: KVCacheDType, arrays: Arrays[A]
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: KVCacheDType,
+        arrays: Arrays[A],
+        groups: LayerGroups | None = None,
     ) -> None:
+        """`groups`: by default one of all layers."""
         shape = (num_blocks + 1, block_size, config.num_kv_heads, kv_width(config.head_dim, dtype))
         self.block_size = block_size
         self.scratch_block = num_blocks
-        self.keys = [arrays.new(shape, dtype) for _ in range(config.num_layers)]
-        self.values = [arrays.new(shape, dtype) for _ in range(config.num_layers)]
+        self.groups = groups or one_group(config.num_layers)
+        keys = [arrays.new(shape, dtype) for _ in range(self.groups.layers_per_block)]
+        values = [arrays.new(shape, dtype) for _ in range(self.groups.layers_per_block)]
+        self.keys = [keys[place] for place in self.groups.place_of_layer]
+        self.values = [values[place] for place in self.groups.place_of_layer]

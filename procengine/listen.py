@@ -33,7 +33,7 @@ def resolve_listen(listen: str | None, curve_keys: str | None) -> ListenConfig |
             raise ConfigError("curve_keys: is for tcp clients; name an address with listen, such as tcp://0.0.0.0:5555")
         return None
     host, port = _checked(listen)
-    if curve_keys is None and not ipaddress.ip_address(host).is_loopback:
+    if curve_keys is None and not _is_loopback(host):
         raise ConfigError(
             f"listen: {listen} can be reached from other machines, so it needs curve_keys (made by `procengine keys "
             "new NAME`); without keys only a loopback address is allowed, such as tcp://127.0.0.1:5555"
@@ -80,6 +80,13 @@ def reachable_from(connected_to: str, named: str) -> str:
         return named
     host, port = host_port(named)
     return tcp_endpoint(host_port(connected_to)[0], port) if host in _ANY_HOST else named
+
+
+def _is_loopback(host: str) -> bool:
+    """The same in every Python: 3.13 counts IPv4 addresses mapped into IPv6 among them, older ones do not."""
+    address = ipaddress.ip_address(host)
+    is_mapped = isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None
+    return address.is_loopback and not is_mapped
 
 
 def _checked(listen: str) -> tuple[str, int]:

@@ -40,8 +40,10 @@ from procengine.sampling_params import SamplingParams
 from procengine.scores import (
     ClassificationOutput,
     HiddenStatesOutput,
+    MultiVectorOutput,
     RerankResult,
     ScoreOutput,
+    SparseEmbeddingOutput,
     TextScoreOutput,
     TokenClassificationOutput,
 )
@@ -92,17 +94,19 @@ class LLM:
         *,
         use_tqdm: bool = True,
         echo: bool = False,
+        lora_name: str = "",
     ) -> list[RequestOutput]:
         """Complete prompts: texts, lists of token ids, or one of either. Results are in the order of the prompts.
 
-        With `echo` the texts begin with the prompts'.
+        With `echo` the texts begin with the prompts'. `lora_name` is one of the adapters of `lora_modules`.
 
         Raises:
             InvalidRequestError: a prompt or parameter is wrong; the others are aborted.
             EngineDeadError: the group has died.
         """
         each, _ = prompt_list(prompts)
-        return self._run([prompt_body(prompt) for prompt in each], sampling_params, use_tqdm=use_tqdm, echo=echo)
+        bodies = [prompt_body(prompt) for prompt in each]
+        return self._run(bodies, sampling_params, use_tqdm=use_tqdm, echo=echo, lora_name=lora_name)
 
     def chat(
         self,
@@ -112,6 +116,7 @@ class LLM:
         use_tqdm: bool = True,
         tools: Tools | None = None,
         tool_choice: ToolChoice | None = None,
+        lora_name: str = "",
     ) -> list[RequestOutput]:
         """Answer one conversation (`[{"role": "user", "content": "..."}]`) or a list of them.
 
@@ -122,7 +127,7 @@ class LLM:
         bodies = [messages_body(one, offer.tools) for one in each]
         params = [offer.params(one) for one in one_params_each(sampling_params, len(each))]
         with offer.naming_tools():
-            outputs = self._run(bodies, params, use_tqdm=use_tqdm)
+            outputs = self._run(bodies, params, use_tqdm=use_tqdm, lora_name=lora_name)
         return [read_calls(output, offer.style, new_call_seed()) for output in outputs]
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
@@ -157,6 +162,14 @@ class LLM:
     def ask(self, workflow: str, bodies: Sequence[Body]) -> list[list[float]]:
         """See `Client.ask`."""
         return self._client.ask(workflow, bodies)
+
+    def embed_sparse(self, prompts: Prompts, **options: Any) -> list[SparseEmbeddingOutput]:
+        """See `Client.embed_sparse`."""
+        return self._client.embed_sparse(prompts, **options)
+
+    def embed_multi(self, prompts: Prompts, **options: Any) -> list[MultiVectorOutput]:
+        """See `Client.embed_multi`."""
+        return self._client.embed_multi(prompts, **options)
 
     def classify(self, prompts: Prompts, **options: Any) -> list[ClassificationOutput]:
         """See `Client.classify`."""
@@ -211,9 +224,13 @@ class LLM:
         *,
         use_tqdm: bool,
         echo: bool = False,
+        lora_name: str = "",
     ) -> list[RequestOutput]:
         each = one_params_each(sampling_params, len(prompts))
-        bodies = [generate_body(prompt, params, echo=echo) for prompt, params in zip(prompts, each, strict=True)]
+        bodies = [
+            generate_body(prompt, params, echo=echo, lora_name=lora_name)
+            for prompt, params in zip(prompts, each, strict=True)
+        ]
         return _with_progress(len(bodies), use_tqdm, lambda on_end: self._client.generate_bodies(bodies, on_end=on_end))
 
 

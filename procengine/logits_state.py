@@ -58,7 +58,7 @@ class LogitsState(Generic[A]):
                 self._early_ids = self._widened(self._early_ids, data.size - 1, "int64")
                 self._early_ids[slot] = _NO_TOKEN
                 self._early_ids[slot, : data.size - 1] = self._send(data[1:])
-            else:
+            elif kind is SlotList.BAD_WORD:
                 self._bad_words[slot].append(data.copy())
                 self._recent = self._widened(self._recent, data.size - 1, "int32", at_left=True)
 

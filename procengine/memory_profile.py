@@ -9,14 +9,17 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from procengine.config import EngineConfig
 from procengine.errors import ConfigError
 from procengine.executor import ForwardBatch
+from procengine.kernels.lora import AdapterBlocks, adapter_blocks
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
+from procengine.layer_groups import layer_groups
 from procengine.torch_executor import TorchModel
 
 __all__ = ["CudaMemory", "DeviceMemory", "largest_steps", "left_for_cache"]
@@ -100,8 +103,18 @@ def _prompt_step(model: TorchModel, config: EngineConfig) -> None:
     bounds = [*range(0, num_tokens, longest), num_tokens]
     positions = torch.arange(num_tokens, device=device) % longest
     starts = torch.tensor(bounds, dtype=torch.int32, device=device)
-    hidden = model.encode(torch.zeros(num_tokens, dtype=torch.int32, device=device), positions, starts, longest)
+    input_ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
+    hidden = model.encode(input_ids, positions, starts, longest, adapters=_adapters(model, num_tokens))
     _sample(model, config, hidden[: scheduler.max_num_seqs])
+
+
+def _adapters(model: TorchModel, num_tokens: int) -> AdapterBlocks[Tensor] | None:
+    """Of tokens all of which have one, if the model takes any."""
+    blocks = None if model.bank is None else adapter_blocks(np.zeros(num_tokens, np.int32))
+    if blocks is None:
+        return None
+    tokens, places, adapters = map(model.arrays.send, (blocks.tokens, blocks.places, blocks.adapters))
+    return AdapterBlocks(tokens, places, adapters, blocks.width)
 
 
 def _sample(model: TorchModel, config: EngineConfig, hidden: Tensor) -> None:
@@ -129,7 +142,8 @@ def _sample(model: TorchModel, config: EngineConfig, hidden: Tensor) -> None:
 
 def _decode_step(model: TorchModel, config: EngineConfig, num_rows: int) -> None:
     scheduler, block_size, arrays = config.scheduler, config.cache.block_size, model.arrays
-    cache: KVTensors[Tensor] = KVTensors(config.model, 1, block_size, config.worker.kv_cache_dtype, arrays)
+    groups = layer_groups(config.model, scheduler.max_model_len)
+    cache: KVTensors[Tensor] = KVTensors(config.model, 1, block_size, config.worker.kv_cache_dtype, arrays, groups)
     max_blocks = -(-scheduler.max_model_len // block_size)
     zeros = arrays.new([num_rows], "int64")
     batch = ForwardBatch(
@@ -138,7 +152,7 @@ def _decode_step(model: TorchModel, config: EngineConfig, num_rows: int) -> None
         query_start_loc=torch.arange(num_rows + 1, dtype=torch.int32, device=arrays.device),
         seq_lens=arrays.new([num_rows], "int32", 1),
         slots=zeros,
-        block_tables=arrays.new([scheduler.max_num_seqs + 1, max_blocks], "int32"),
+        block_tables=arrays.new([groups.num_groups, scheduler.max_num_seqs + 1, max_blocks], "int32"),
         num_decode_rows=num_rows,
         max_query_len=1,
         max_seq_len=max_blocks * block_size,

@@ -23,10 +23,10 @@ from procengine.step_output import (
     accepted_samples,
 )
 from procengine.step_payload import (
-    BLOCK_UPDATE_WIDTH,
     EMBED_SECTIONS,
     SLOT_ROW,
     STEP_SECTIONS,
+    block_update_width,
     cut_sections,
     join_int64,
 )
@@ -48,14 +48,23 @@ def mock_token(
 class MockRunner:
     """Runs `generate` and `embed` steps in `step_s` seconds each."""
 
-    def __init__(self, vocab_size: int, max_num_seqs: int, max_model_len: int, block_size: int, step_s: float) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        step_s: float,
+        num_groups: int = 1,
+    ) -> None:
+        """`num_groups`: of layers, each with its own block tables."""
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._step_s = step_s
         self._keys = np.empty(max_num_seqs, np.int64)
         self._num_logprobs = np.empty(max_num_seqs, np.int32)
         self._next_positions = np.empty(max_num_seqs, np.int32)
-        self._block_tables = np.empty((max_num_seqs, -(-max_model_len // block_size)), np.int32)
+        self._block_tables = np.empty((num_groups, max_num_seqs, -(-max_model_len // block_size)), np.int32)
         self.forget_slots()
 
     def forget_slots(self) -> None:
@@ -161,14 +170,15 @@ class MockRunner:
             self._num_logprobs[slots] = rows[:, SLOT_ROW.index("num_logprobs")]
             self._next_positions[slots] = _UNKNOWN
         if sections["block_updates"].size:
-            slots, indices, blocks = sections["block_updates"].reshape(-1, BLOCK_UPDATE_WIDTH).T
-            self._block_tables[slots, indices] = blocks
+            width = block_update_width(len(self._block_tables))
+            slots, indices, *blocks = sections["block_updates"].reshape(-1, width).T
+            self._block_tables[:, slots, indices] = blocks
 
     def _check_rows(self, header: StepInput, sections: dict[str, NDArray[np.int32]]) -> None:
         slots, seq_lens = sections["slots"], sections["seq_lens"]
         decodes = slots[: header.num_decode_rows]
         assert (self._next_positions[decodes] == seq_lens[: decodes.size] - 1).all(), "a decode row lost its place"
-        assert (self._block_tables[slots, (seq_lens - 1) // self._block_size] >= 0).all(), "a position has no block"
+        assert (self._block_tables[:, slots, (seq_lens - 1) // self._block_size] >= 0).all(), "a position has no block"
         assert np.bincount(slots).max() == 1, "a slot has two rows"
 
 

@@ -37,6 +37,7 @@ class NativeModel:
         }
 
     def open(self, cache: KVTensors[HostArray]) -> NativeExecutor:
+        assert cache.groups.num_groups == 1, "these kernels read one block table"
         return NativeExecutor(self._decoder, self._decoder.bind(cache.keys, cache.values))
 
     def encode(
@@ -88,7 +89,7 @@ class NativeExecutor:
             batch.query_start_loc,
             batch.seq_lens,
             batch.slots,
-            batch.block_tables,
+            batch.block_tables[0],
             batch.max_seq_len,
             batch.wanted,
         )

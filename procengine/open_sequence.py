@@ -33,7 +33,8 @@ class OpenSequence(Generic[A]):
         self._executor = model.open(
             KVTensors(config.model, num_blocks, block_size, config.worker.kv_cache_dtype, model.arrays)
         )
-        tables = np.arange(num_blocks, dtype=np.int32)[None].repeat(2, axis=0)  # the last is nobody's
+        table = np.arange(num_blocks, dtype=np.int32)
+        tables = np.stack([table, table])[None]  # of all layers, which are one group; the last row is nobody's
         self._block_tables = self._arrays.send(tables)
         self._slots = self._arrays.send(np.zeros(1, np.int64))
         self._num_tokens = num_tokens

@@ -1,6 +1,6 @@
 """`Pipeline`: one worker as the frontend sees it: what is in flight and what goes next.
 
-Owns: step ids, the in-flight window and its depth, the turn of each workflow. Never does: send, receive, read a clock.
+Owns: step ids, the in-flight window and its depth. Never does: send, receive, read a clock.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from procengine.device_turns import DeviceTurns
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
 from procengine.scheduler.counters import SchedulerCounters
 
@@ -101,15 +102,19 @@ class Planner(Protocol):
 class NextPlan:
     """What the next step computes; not encoded yet."""
 
+    workflow: str
     planner: Planner
     plan: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _InFlight:
     step_id: int
+    workflow: str
     planner: Planner
     sent: object
+    charged_ns: int  # of device time, until it is known
+    busy_ns: int = 0  # of its results so far
 
 
 MakePlanners = Callable[[], dict[str, Planner]]  # of all workflows, or a dict that makes one when it is looked up
@@ -148,7 +153,7 @@ class Pipeline:
         self._async_depth = async_depth
         self._in_flight: deque[_InFlight] = deque()
         self.planners = make_planners()
-        self._turn = deque(self.planners.values())
+        self._turns = DeviceTurns()
 
     @property
     def num_in_flight(self) -> int:
@@ -178,10 +183,9 @@ class Pipeline:
         self.is_up = False
         self._in_flight.clear()
         lost, self.planners = self.planners, self._make_planners()
-        self._turn.clear()
+        self._turns = DeviceTurns()
         for name, planner in lost.items():
             self.planners[name].counters.add(planner.counters)
-        self._turn.extend(self._new_planners())
         return [(name, request) for name, planner in lost.items() for request in planner.take_all(has_died=has_died)]
 
     def next_step(self) -> PlannedStep | None:
@@ -191,26 +195,21 @@ class Pipeline:
 
     def next_plan(self) -> NextPlan | None:
         """What the step to send now computes, for `build`; None if the window is full or nothing can run."""
-        if len(self._turn) < len(self.planners):
-            self._turn.extend(self._new_planners())
-        for _ in range(len(self._turn) if self.is_up else 0):
-            planner = self._turn[0]
+        for name in self._turns.order(self.planners) if self.is_up else ():
+            planner = self.planners[name]
             if self.num_in_flight >= (1 if planner.wants_late_plan else self._async_depth):
                 return None
-            self._turn.rotate(-1)  # workflows take turns, step by step
             plan = planner.plan()
             if plan is not None:
-                return NextPlan(planner, plan)
+                return NextPlan(name, planner, plan)
         return None
-
-    def _new_planners(self) -> list[Planner]:
-        return [planner for planner in self.planners.values() if planner not in self._turn]
 
     def build(self, next_plan: NextPlan) -> PlannedStep:
         """The step of a plan, which is in flight from here on."""
         step_id = self._first_step_id + self.num_steps
         step = next_plan.planner.build(next_plan.plan, step_id, self.epoch)
-        self._in_flight.append(_InFlight(step_id, next_plan.planner, step.sent))
+        charged_ns = self._turns.serve(next_plan.workflow)
+        self._in_flight.append(_InFlight(step_id, next_plan.workflow, next_plan.planner, step.sent, charged_ns))
         self.num_steps += 1
         return step
 
@@ -231,8 +230,10 @@ class Pipeline:
             return _NOTHING  # of a worker that is gone
         oldest = self._in_flight[0]
         assert header.step_id == oldest.step_id, f"result of step {header.step_id}, expected {oldest.step_id}"
+        oldest.busy_ns += header.busy_ns
         if header.is_last:
             self._in_flight.popleft()
+            self._turns.settle(oldest.workflow, oldest.charged_ns, oldest.busy_ns)
         counters = oldest.planner.counters
         num_before = counters.output_tokens
         ended = oldest.planner.apply(oldest.sent, header, payload)

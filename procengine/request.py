@@ -11,9 +11,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NO_SLOT", "Request", "RowRules", "RowSampling", "TokenMasks"]
+__all__ = ["NO_ADAPTER", "NO_SLOT", "Request", "RowRules", "RowSampling", "TokenMasks"]
 
 NO_SLOT = -1
+NO_ADAPTER = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Request:
         stop_token_ids: ids that end it.
         grammar: what its tokens must obey; None is nothing.
         num_prompt_logprobs: alternatives to show for each prompt token; -1 is no prompt logprobs.
+        adapter: place of its LoRA adapter in the workers.
         token_ids: int32 [n], prompt and confirmed output; stale while the request has a slot.
         num_in_flight: results that a worker still owes, kept only while the request has no slot.
         block_hashes: content addresses of the full blocks of `token_ids`.
@@ -96,6 +98,7 @@ class Request:
     rules: RowRules = _NO_RULES
     grammar: TokenMasks | None = None
     num_prompt_logprobs: int = -1
+    adapter: int = NO_ADAPTER
     token_ids: NDArray[np.int32] = field(init=False)
     block_hashes: list[bytes] = field(default_factory=list)
     num_in_flight: int = 0

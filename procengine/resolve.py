@@ -41,6 +41,7 @@ from procengine.kernels.backends import preferred_block_size
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
 from procengine.listen import resolve_listen
+from procengine.lora_options import resolve_lora
 from procengine.model_source import resolve_model
 from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
@@ -101,6 +102,7 @@ def resolve(args: EngineArgs) -> EngineConfig:
         api=api,
         listen=resolve_listen(args.listen, args.curve_keys),
         crash=_crash(args),
+        lora=resolve_lora(args, model, api),
     )
 
 
@@ -110,10 +112,11 @@ def _installed_workflows(model: ModelConfig) -> list[str]:
     return sorted(name for name, workflow in installed_workflows().items() if getattr(workflow, part))
 
 
-def _token_budget(args: EngineArgs, max_model_len: int, device: Device) -> int:
+def _token_budget(args: EngineArgs, model: ModelConfig, max_model_len: int, device: Device) -> int:
     if not args.enable_chunked_prefill:
         return max(max_model_len, args.max_num_seqs)
-    chunk = _CPU_CHUNK_TOKENS if device == "cpu" else _CHUNK_TOKENS
+    nobody_waits = model.encoder is not None  # for the end of a step
+    chunk = _CPU_CHUNK_TOKENS if device == "cpu" and not nobody_waits else _CHUNK_TOKENS
     return max(chunk, args.max_num_seqs + _PROMPT_TOKENS)
 
 
@@ -131,7 +134,7 @@ def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> Schedule
             f"max_model_len: {max_model_len} is more than the {model.max_position_embeddings} positions "
             f"that {model.name} was made for (max_position_embeddings)"
         )
-    budget = args.max_num_batched_tokens or _token_budget(args, max_model_len, device)
+    budget = args.max_num_batched_tokens or _token_budget(args, model, max_model_len, device)
     if budget < args.max_num_seqs:
         raise ConfigError(f"max_num_batched_tokens: must be at least max_num_seqs ({args.max_num_seqs}), got {budget}")
     if not args.enable_chunked_prefill and budget < max_model_len:
@@ -267,6 +270,8 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
     """Why the native kernels do not run this model; None where they do. The library is looked for last: it logs."""
     if args.kernels == "torch":
         return "kernels is torch"
+    if args.enable_lora:
+        return "adapters (enable_lora) take the torch kernels"
     if device != "cpu":
         return f"they are for the cpu, and device is {device}"
     if model.encoder is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "ADAPTER",
     "BAD_WORDS",
     "BIAS",
     "EARLY_STOPS",
@@ -31,6 +32,7 @@ BIAS: Final = 32  # logit_bias or allowed_token_ids
 EARLY_STOPS: Final = 64  # min_tokens: end tokens are masked before a position
 BAD_WORDS: Final = 128
 GRAMMAR: Final = 256  # a token mask comes with every step, so the row's newest token must be known to plan it
+ADAPTER: Final = 512  # a LoRA adapter changes the forward pass
 
 SAMPLING: Final = RANDOM | TOP_K | TOP_P | MIN_P
 NEEDS_HISTORY: Final = PENALTIES | BAD_WORDS

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from procengine.arrays import A, Arrays
 from procengine.executor import Executor, ForwardBatch
+from procengine.kernels.lora import AdapterBlocks, adapter_blocks
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
 from procengine.logits_processors import LogitsContext, LogitsProcessor, load_logits_processors
 from procengine.logits_state import LogitsState
 from procengine.messages import StepInput
-from procengine.row_features import NEEDS_HISTORY, NEEDS_LOGITS_STATE, SAMPLING
+from procengine.row_features import ADAPTER, NEEDS_HISTORY, NEEDS_LOGITS_STATE, SAMPLING
 from procengine.slot_state import SlotState
 from procengine.step_output import Logprobs, PassTimes, PromptLogprobs, SampledTokens, StepOutput, accepted_samples
 from procengine.step_payload import SLOT_ROW, STEP_SECTIONS, cut_sections
@@ -64,12 +65,13 @@ class GenerateRunner(Generic[A]):
         max_num_seqs: int,
         max_model_len: int,
         depth: int,
+        num_groups: int = 1,
         processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         self._executor = executor
         self._arrays = arrays
         self._max_num_seqs, self._vocab_size = max_num_seqs, vocab_size
-        self._slots = SlotState(max_num_seqs, -(-max_model_len // block_size), arrays)
+        self._slots = SlotState(max_num_seqs, -(-max_model_len // block_size), arrays, num_groups)
         arrays.without_gradients(executor.prepare)(self._slots.block_tables)
         self._staging = arrays.open_staging(depth + 1)
         self._processors = [arrays.on_tensors(one, "logits_processors are given tensors") for one in processors]
@@ -97,11 +99,11 @@ class GenerateRunner(Generic[A]):
         host_payload, device_payload = self._staging.stage(header.step_id, payload)
         host = cut_sections(STEP_SECTIONS, header.sizes, host_payload)
         on_device = _cut(header.sizes, device_payload)
-        self._update_slots(host, on_device)
+        self._update_slots(header, host, on_device)
         rows = self._first_pass(header, host, on_device)
         for micro_step in range(header.decode_steps):
             if micro_step:
-                rows = self._next_pass(rows, host["row_steps"], micro_step)
+                rows = self._next_pass(header, rows, host["row_steps"], micro_step)
                 host = {**host, "masked_rows": host["masked_rows"][:0]}  # rows with a grammar take part in one pass
             staged_ns = time.monotonic_ns()
             hidden = self._executor.forward(rows.batch)
@@ -119,13 +121,15 @@ class GenerateRunner(Generic[A]):
             )
             started_ns = time.monotonic_ns()
 
-    def _update_slots(self, host: dict[str, Int32s], on_device: dict[str, A]) -> None:
+    def _update_slots(self, header: StepInput, host: dict[str, Int32s], on_device: dict[str, A]) -> None:
         self._slots.update(host, on_device)
         if host["slot_rows"].size:
             placed = host["slot_rows"].reshape(-1, len(SLOT_ROW))
             slots, features = placed[:, SLOT_ROW.index("slot")], placed[:, SLOT_ROW.index("features")]
             self._logits.place(slots, features, placed[:, -3:].copy().view(np.float32))
             self._logits.take_lists(host["slot_lists"])
+            if header.features & ADAPTER:
+                self._slots.take_adapters(host["slot_lists"])
 
     def _first_pass(self, header: StepInput, host: dict[str, Int32s], on_device: dict[str, A]) -> _Pass[A]:
         slots = self._arrays.widen(on_device["slots"])
@@ -146,6 +150,7 @@ class GenerateRunner(Generic[A]):
                 max_query_len=header.max_query_len,
                 max_seq_len=header.max_seq_len,
                 wanted=None if wants_all else self._send(wanted),
+                adapters=self._adapters(header, np.repeat(host["slots"], np.diff(host["query_start_loc"]))),
             ),
             host_wanted=wanted[:0] if wants_all else wanted,
             samples=self._send(_places(sample_tokens, wanted)) if asks_for_prompt else None,
@@ -155,7 +160,7 @@ class GenerateRunner(Generic[A]):
             host_sample_positions=positions,
         )
 
-    def _next_pass(self, rows: _Pass[A], row_steps: Int32s, micro_step: int) -> _Pass[A]:
+    def _next_pass(self, header: StepInput, rows: _Pass[A], row_steps: Int32s, micro_step: int) -> _Pass[A]:
         """The decode rows that go on, one position further. Their tokens are in the device's own table."""
         was_here = row_steps[row_steps >= micro_step]
         stays = np.flatnonzero(was_here > micro_step)
@@ -173,12 +178,23 @@ class GenerateRunner(Generic[A]):
                 seq_lens=batch.seq_lens[keep] + 1,
                 num_decode_rows=stays.size,
                 max_seq_len=batch.max_seq_len + 1,
+                adapters=self._adapters(header, rows.host_sample_slots[stays]),
             ),
             sample_slots=slots,
             sample_positions=rows.sample_positions[keep] + 1,
             host_sample_slots=rows.host_sample_slots[stays],
             host_sample_positions=rows.host_sample_positions[stays] + np.int32(1),
         )
+
+    def _adapters(self, header: StepInput, token_slots: Int32s) -> AdapterBlocks[A] | None:
+        """The adapters of tokens of these slots, int32 [T] on the host."""
+        if not header.features & ADAPTER:
+            return None
+        blocks = adapter_blocks(self._slots.adapters[token_slots])
+        if blocks is None:
+            return None
+        tokens, places, adapters = map(self._send, (blocks.tokens, blocks.places, blocks.adapters))
+        return AdapterBlocks(tokens, places, adapters, blocks.width)
 
     def _sample(
         self, hidden: A, rows: _Pass[A], header: StepInput, host: dict[str, Int32s], on_device: dict[str, A]
@@ -340,7 +356,8 @@ def open_runner(device: Device[A]) -> GenerateRunner[A]:
     """The runner of `generate` steps on `device`, with its KV pool."""
     config, model = device.config, device.model
     block_size = config.cache.block_size
-    cache = KVTensors(config.model, device.num_blocks, block_size, config.worker.kv_cache_dtype, model.arrays)
+    dtype, groups = config.worker.kv_cache_dtype, device.groups
+    cache = KVTensors(config.model, device.num_blocks, block_size, dtype, model.arrays, groups)
     return GenerateRunner(
         model.open(cache),
         model.arrays,
@@ -349,6 +366,7 @@ def open_runner(device: Device[A]) -> GenerateRunner[A]:
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=config.scheduler.max_model_len,
         depth=config.scheduler.async_depth,
+        num_groups=groups.num_groups,
         processors=load_logits_processors(config.worker.logits_processors, config.model),
     )
 

@@ -19,13 +19,17 @@ from procengine.outputs import RequestMetrics, request_metrics
 __all__ = [
     "ClassificationOutput",
     "HiddenStatesOutput",
+    "MultiVectorOutput",
     "RerankResult",
     "ScoreOutput",
+    "SparseEmbeddingOutput",
     "TextScoreOutput",
     "TokenClassificationOutput",
     "collect_classification",
     "collect_hidden_states",
+    "collect_multi",
     "collect_score",
+    "collect_sparse",
     "collect_text_score",
     "collect_token_classification",
     "collect_token_scores",
@@ -92,6 +96,32 @@ class HiddenStatesOutput(msgspec.Struct, frozen=True):
     metrics: RequestMetrics | None = None
 
 
+class SparseEmbeddingOutput(msgspec.Struct, frozen=True):
+    """The result of one `embed_sparse` request: how much each token counts, by its id, special tokens left out."""
+
+    request_id: str
+    weights: dict[int, float]
+    prompt_token_ids: list[int]
+    metrics: RequestMetrics | None = None
+
+
+class MultiVectorOutput(msgspec.Struct, frozen=True):
+    """The result of one `embed_multi` request: a vector of length 1 for each token but the first, as float32 bytes;
+    `numpy.frombuffer(data, "<f4").reshape(num_vectors, -1)` is the array, `vectors()` the same as lists."""
+
+    request_id: str
+    data: bytes
+    num_vectors: int
+    prompt_token_ids: list[int]
+    metrics: RequestMetrics | None = None
+
+    def vectors(self) -> list[list[float]]:
+        """One for each token but the first."""
+        numbers = _floats(self.data)
+        width = len(numbers) // max(self.num_vectors, 1)
+        return [numbers[at * width : (at + 1) * width] for at in range(self.num_vectors)]
+
+
 class RerankResult(msgspec.Struct, frozen=True):
     """One document of a ranking."""
 
@@ -102,11 +132,7 @@ class RerankResult(msgspec.Struct, frozen=True):
 
 def numbers_of(message: Embedding) -> list[float]:
     """Its little-endian float32 numbers."""
-    values = array("f")
-    values.frombytes(message.data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tolist()
+    return _floats(message.data)
 
 
 def collect_classification(
@@ -169,6 +195,20 @@ def collect_hidden_states(message: Embedding, delivered_ns: int = 0, arrived_ns:
     return HiddenStatesOutput(message.request_id, message.data, message.prompt_token_ids, metrics)
 
 
+def collect_sparse(message: Embedding, delivered_ns: int = 0, arrived_ns: int = 0) -> SparseEmbeddingOutput:
+    """What a finished `embed_sparse` request brought: pairs of a token id and its weight."""
+    numbers = numbers_of(message)
+    weights = dict(zip(map(int, numbers[::2]), numbers[1::2], strict=True))
+    metrics = _metrics(message, delivered_ns, arrived_ns)
+    return SparseEmbeddingOutput(message.request_id, weights, message.prompt_token_ids, metrics)
+
+
+def collect_multi(message: Embedding, delivered_ns: int = 0, arrived_ns: int = 0) -> MultiVectorOutput:
+    """What a finished `embed_multi` request brought."""
+    token_ids, metrics = message.prompt_token_ids, _metrics(message, delivered_ns, arrived_ns)
+    return MultiVectorOutput(message.request_id, message.data, len(token_ids) - 1, token_ids, metrics)
+
+
 def rank(documents: Sequence[str], scores: Sequence[float], top_n: int | None = None) -> list[RerankResult]:
     """Documents by their scores, the best first; all, or `top_n`."""
     if top_n is not None and top_n < 1:
@@ -192,6 +232,14 @@ def text_pairs(text_1: str | Sequence[str], text_2: str | Sequence[str]) -> list
             f"text_2: {len(others)} texts, and {len(ones)} in text_1; must be as many, or one there"
         )
     return list(zip(ones, others, strict=True))
+
+
+def _floats(data: bytes) -> list[float]:
+    values = array("f")
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
 
 
 def _metrics(message: Embedding, delivered_ns: int, arrived_ns: int) -> RequestMetrics | None:

@@ -1,4 +1,5 @@
-"""Records of a slot that have no fixed length: token histories, biases, stops, bad words.
+"""Records of a slot that have no fixed length: token histories, biases, stops, bad words; and what few slots have:
+adapters.
 
 Owns: how a request's rules are laid into the `slot_lists` section. Never does: read one (`step_payload` does).
 """
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.request import Request
-from procengine.row_features import BAD_WORDS, BIAS, EARLY_STOPS, NEEDS_HISTORY, NEEDS_LOGITS_STATE
+from procengine.row_features import ADAPTER, BAD_WORDS, BIAS, EARLY_STOPS, NEEDS_HISTORY, NEEDS_LOGITS_STATE
 from procengine.step_payload import SlotList
 
 __all__ = ["float32_bits", "slot_lists"]
@@ -21,7 +22,7 @@ def slot_lists(requests: Sequence[Request]) -> NDArray[np.int32]:
     """The section for requests that get their slot in this step, int32 [n]; empty if none has a rule."""
     words: list[int] = []
     for request in requests:
-        if request.sampling.features & NEEDS_LOGITS_STATE:
+        if request.sampling.features & (NEEDS_LOGITS_STATE | ADAPTER):
             for kind, data in _records(request):
                 words += [kind, request.slot, len(data), *data]
     return np.array(words, np.int32)
@@ -44,6 +45,8 @@ def _records(request: Request) -> list[tuple[SlotList, list[int]]]:
         records.append((SlotList.BIAS, _bias(request)))
     if features & EARLY_STOPS:
         records.append((SlotList.EARLY_STOPS, [request.min_position, *rules.early_stop_ids]))
+    if features & ADAPTER:
+        records.append((SlotList.ADAPTER, [request.adapter]))
     return records
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.arrays import A, Arrays
-from procengine.step_payload import BLOCK_UPDATE_WIDTH, SLOT_ROW, join_int64
+from procengine.step_payload import SLOT_ROW, SlotList, block_update_width, iter_slot_lists, join_int64
 
 __all__ = ["SlotState"]
 
@@ -25,23 +25,26 @@ class SlotState(Generic[A]):
 
     Attributes:
         last_tokens: int32 [slots], the token each slot sampled last.
-        block_tables: int32 [slots + 1, max_blocks]; the last row is nobody's.
+        block_tables: int32 [groups, slots + 1, max_blocks], of each group of layers; the last row is nobody's.
         reals: float32 [slots, 3]: temperature, top_p, min_p.
         top_k: int32 [slots].
         seeds: int64 [slots].
         keys: int64 [slots], on the host.
         num_logprobs: int32 [slots], on the host.
+        adapters: int32 [slots], on the host: places of LoRA adapters, -1 where there is none.
     """
 
-    def __init__(self, max_num_seqs: int, max_blocks: int, arrays: Arrays[A]) -> None:
+    def __init__(self, max_num_seqs: int, max_blocks: int, arrays: Arrays[A], num_groups: int = 1) -> None:
         self._arrays = arrays
+        self._num_groups = num_groups
         self.last_tokens = arrays.new([max_num_seqs], "int32")
-        self.block_tables = arrays.new([max_num_seqs + 1, max_blocks], "int32")
+        self.block_tables = arrays.new([num_groups, max_num_seqs + 1, max_blocks], "int32")
         self.reals = arrays.new([max_num_seqs, len(_REALS)], "float32")
         self.top_k = arrays.new([max_num_seqs], "int32")
         self.seeds = arrays.new([max_num_seqs], "int64")
         self.keys = np.full(max_num_seqs, -1, np.int64)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int32)
+        self.adapters = np.full(max_num_seqs, -1, np.int32)
 
     def forget(self) -> None:
         """No slot has a request. What the device remembers is written before it is read again."""
@@ -53,8 +56,13 @@ class SlotState(Generic[A]):
         if host["slot_rows"].size:
             self._update_slots(host["slot_rows"], on_device["slot_rows"])
         if host["block_updates"].size:
-            slots, indices, blocks = (on_device["block_updates"][at::BLOCK_UPDATE_WIDTH] for at in range(3))
-            self.block_tables[self._arrays.widen(slots), self._arrays.widen(indices)] = blocks
+            self._update_blocks(on_device["block_updates"])
+
+    def _update_blocks(self, section: A) -> None:
+        width = block_update_width(self._num_groups)
+        slots, indices = (self._arrays.widen(section[at::width]) for at in range(2))
+        for group in range(self._num_groups):
+            self.block_tables[group, slots, indices] = section[2 + group :: width]
 
     def take_keys(self, slot_rows: NDArray[np.int32]) -> None:
         """What the host remembers of the `slot_rows` section."""
@@ -62,6 +70,13 @@ class SlotState(Generic[A]):
         slots = rows[:, _COLUMN["slot"]]
         self.keys[slots] = join_int64(rows[:, _COLUMN["key_low"] : _COLUMN["key_high"] + 1].ravel())
         self.num_logprobs[slots] = rows[:, _COLUMN["num_logprobs"]]
+        self.adapters[slots] = -1
+
+    def take_adapters(self, slot_lists: NDArray[np.int32]) -> None:
+        """What the `slot_lists` section says of adapters: behind `update`, if a row of the step has one."""
+        for kind, slot, data in iter_slot_lists(slot_lists):
+            if kind is SlotList.ADAPTER:
+                self.adapters[slot] = data[0]
 
     def resolve_tokens(self, input_ids: A) -> A:
         """int32 [n] token ids, with each -1 - slot replaced by that slot's last token."""

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "BLOCK_UPDATE_WIDTH",
     "EMBED_SECTIONS",
     "RESULT_SECTIONS",
     "SLOT_ROW",
     "STEP_SECTIONS",
     "SlotList",
+    "block_update_width",
     "cut_sections",
     "iter_rounds",
     "iter_slot_lists",
@@ -37,7 +37,7 @@ STEP_SECTIONS: Final = (
     "input_ids",  # [tokens] token ids; -1 - slot stands for the slot's last sampled token
     "positions",  # [tokens]
     "slot_rows",  # [changed * len(SLOT_ROW)] what a slot holds from this step on
-    "block_updates",  # [updates * 3] (slot, index in its block table, block id)
+    "block_updates",  # [updates * block_update_width(groups)] (slot, index in its block tables, block id of each group)
     "slot_lists",  # records (SlotList, slot, length, data...) of slots in slot_rows
     "masked_rows",  # [m] samples that obey a grammar
     "mask_words",  # [m * words] bit i of word w allows token 32 * w + i
@@ -61,7 +61,6 @@ SLOT_ROW: Final = (
     "frequency_penalty",
     "presence_penalty",
 )
-BLOCK_UPDATE_WIDTH: Final = 3
 
 
 class SlotList(IntEnum):
@@ -71,6 +70,7 @@ class SlotList(IntEnum):
     BIAS = 1  # what all logits get (float32 bits), then (token, what it gets instead) pairs
     EARLY_STOPS = 2  # a position, then the tokens that may not be sampled before it
     BAD_WORD = 3  # the tokens of one sequence
+    ADAPTER = 4  # the place of a LoRA adapter; a slot without one has none of these
 
 
 RESULT_SECTIONS: Final = (
@@ -94,6 +94,11 @@ EMBED_SECTIONS: Final = (
     "positions",  # [tokens]
     "token_types",  # [tokens], or empty: all 0
 )
+
+
+def block_update_width(num_groups: int) -> int:
+    """Elements of one entry of `block_updates`, in a group whose models have so many groups of layers."""
+    return 2 + num_groups
 
 
 def pack_sections(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,9 +16,11 @@ from procengine.decode_graphs import DecodeGraphs
 from procengine.device_streams import Streams
 from procengine.executor import Executor, ForwardBatch
 from procengine.kernels.attention import AttentionMetadata, Rotation
+from procengine.kernels.lora import AdapterBlocks
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
-from procengine.models.decoder import AttentionCallback, Decoder
+from procengine.models.decoder import AdaptedDecoder, AttentionCallback, Decoder
+from procengine.models.lora_bank import LoraBank
 from procengine.nvtx_executor import NvtxExecutor
 from procengine.torch_arrays import TorchArrays
 
@@ -29,16 +32,21 @@ logger = logging.getLogger(__name__)
 class TorchModel:
     """A `Decoder` as runners see it. `graph_sizes`: decode batches that are captured as graphs (`decode_graphs`)."""
 
-    def __init__(self, model: Decoder, graph_sizes: tuple[int, ...] = (), *, nvtx: bool = False) -> None:
+    def __init__(
+        self, model: Decoder, graph_sizes: tuple[int, ...] = (), *, nvtx: bool = False, bank: LoraBank | None = None
+    ) -> None:
         self.model = model
         self._nvtx = nvtx
         self.graph_sizes = graph_sizes
+        self.bank = bank
         self.arrays = TorchArrays(model.device, model.operations)
         names = {f"{name}_backend": backend for name, backend in model.operations.names.items()}
         self.facts: dict[str, int | float | str] = {"kernels": "torch", **names, "quantization": model.quantization}
+        if bank is not None:
+            self.facts["lora_mb"] = round(bank.num_bytes / 1e6, 1)
 
     def open(self, cache: KVTensors[Tensor]) -> Executor[Tensor]:
-        executor = TorchExecutor(self.model, cache, self.arrays.streams, self.graph_sizes)
+        executor = TorchExecutor(self.model, cache, self.arrays.streams, self.graph_sizes, self.bank)
         return NvtxExecutor(executor) if self._nvtx else executor
 
     def encode(
@@ -48,6 +56,7 @@ class TorchModel:
         query_start_loc: Tensor,
         max_query_len: int,
         num_layers: int | None = None,
+        adapters: AdapterBlocks[Tensor] | None = None,
     ) -> Tensor:
         model, ops = self.model, self.model.operations
 
@@ -59,26 +68,48 @@ class TorchModel:
                 q, k, v, query_start_loc, max_query_len, spec.scale, spec.is_causal, spec.sliding_window, spec.softcap
             )
 
-        return model.forward(input_ids, positions, attend, num_layers)
+        return _forward(model, self.bank, input_ids, positions, attend, adapters, num_layers)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.model.compute_logits(hidden)
+
+
+def _forward(
+    model: Decoder,
+    bank: LoraBank | None,
+    input_ids: Tensor,
+    positions: Tensor,
+    attention: AttentionCallback,
+    adapters: AdapterBlocks[Tensor] | None,
+    num_layers: int | None = None,
+) -> Tensor:
+    if adapters is None:
+        return model.forward(input_ids, positions, attention, num_layers)
+    assert bank is not None, "tokens have adapters, and there is room for none"
+    adapted = cast(AdaptedDecoder, model)  # what has a bank is one
+    return adapted.forward(input_ids, positions, attention, num_layers, bank.during(adapters))
 
 
 class TorchExecutor:
     """An Executor, operation by operation."""
 
     def __init__(
-        self, model: Decoder, cache: KVTensors[Tensor], streams: Streams, graph_sizes: tuple[int, ...]
+        self,
+        model: Decoder,
+        cache: KVTensors[Tensor],
+        streams: Streams,
+        graph_sizes: tuple[int, ...],
+        bank: LoraBank | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
         self._streams = streams
         self._graph_sizes = graph_sizes
+        self._bank = bank
         self._graphs: DecodeGraphs | None = None
 
     def prepare(self, block_tables: Tensor) -> None:
-        block_tables[-1] = self._cache.scratch_block
+        block_tables[:, -1] = self._cache.scratch_block
         if self._graph_sizes:
             started = time.monotonic()
             logger.info(
@@ -95,7 +126,8 @@ class TorchExecutor:
         return self._compute(batch)
 
     def _compute(self, batch: ForwardBatch[Tensor]) -> Tensor:
-        hidden = self._model.forward(batch.input_ids, batch.positions, self._attention(self._metadata(batch)))
+        attention = self._attention(self._metadata(batch))
+        hidden = _forward(self._model, self._bank, batch.input_ids, batch.positions, attention, batch.adapters)
         return hidden if batch.wanted is None else hidden[batch.wanted]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -107,29 +139,34 @@ class TorchExecutor:
     def sample(self, logits: Tensor, columns: SamplingColumns[Tensor], features: SamplingFeatures) -> Tensor:
         return self._model.operations.sample(logits, columns, features)
 
-    def _metadata(self, batch: ForwardBatch[Tensor]) -> AttentionMetadata:
+    def _metadata(self, batch: ForwardBatch[Tensor]) -> list[AttentionMetadata]:
+        """For each group of layers: they differ in their blocks."""
         block_size = self._cache.block_size
         num_tokens, num_rows = batch.input_ids.shape[0], batch.seq_lens.shape[0]
         token_slots = batch.slots
         if num_tokens != num_rows:
             lengths = batch.query_start_loc.diff()
             token_slots = torch.repeat_interleave(batch.slots, lengths, output_size=num_tokens)
-        blocks = batch.block_tables[token_slots, batch.positions // block_size].long()
-        return AttentionMetadata(
-            num_decode_rows=batch.num_decode_rows,
-            query_start_loc=batch.query_start_loc,
-            seq_lens=batch.seq_lens,
-            block_tables=batch.block_tables[batch.slots],  # whole: what attention does with a row depends on no other
-            slot_mapping=blocks * block_size + batch.positions % block_size,
-            max_query_len=batch.max_query_len,
-            max_seq_len=batch.max_seq_len,
-        )
+        indices, offsets = batch.positions // block_size, batch.positions % block_size
+        return [
+            AttentionMetadata(
+                num_decode_rows=batch.num_decode_rows,
+                query_start_loc=batch.query_start_loc,
+                seq_lens=batch.seq_lens,
+                block_tables=table[batch.slots],  # whole: what attention does with a row depends on no other
+                slot_mapping=table[token_slots, indices].long() * block_size + offsets,
+                max_query_len=batch.max_query_len,
+                max_seq_len=batch.max_seq_len,
+            )
+            for table in batch.block_tables
+        ]
 
-    def _attention(self, meta: AttentionMetadata) -> AttentionCallback:
+    def _attention(self, metadata: list[AttentionMetadata]) -> AttentionCallback:
         cache, model, ops = self._cache, self._model, self._model.operations
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
             spec, keys, values = model.attention[layer], cache.keys[layer], cache.values[layer]
+            meta = metadata[cache.groups.group_of_layer[layer]]
             # All rows write before any row reads: a block may be shared in the very step that fills it.
             if rotation is None:
                 ops.write_kv(k, v, keys, values, meta.slot_mapping)

@@ -23,10 +23,13 @@ from procengine.api.front_door import FrontDoor
 from procengine.api.group_link import GroupLink
 from procengine.api.group_status import GroupStatus
 from procengine.api.http_server import HttpServer
+from procengine.api.lora_link import LoraLink
 from procengine.api.service import Service
 from procengine.child import Child, run_child, run_loop
 from procengine.errors import ConfigError, EngineDeadError
 from procengine.messages import (
+    Adapters,
+    ChangeAdapter,
     ChildStats,
     Drain,
     FrontendLost,
@@ -57,7 +60,8 @@ class Api:
         self._loop = loop
         self._link = GroupLink(loop, child.context, child.endpoint("frontend"), self._on_attached)
         status = GroupStatus(loop, child.context, child.endpoint("control"))
-        self._service = Service(child.config, self._link, status)
+        lora = LoraLink(loop, child.context, child.endpoint("control")) if child.config.lora.is_on else None
+        self._service = Service(child.config, self._link, status, lora)
         self._door = FrontDoor(self._service, all_routes())
         self._server = HttpServer(
             loop,
@@ -89,8 +93,10 @@ class Api:
                 self._end(error)
             case Leave(timeout_s):
                 self._stop(timeout_s)
+            case Adapters(modules):
+                self._service.adapters = dict(modules)
             case (
-                WorkerLost() | RetireWorker() | OutputLost() | FrontendLost() | TakeRecord()
+                WorkerLost() | RetireWorker() | OutputLost() | FrontendLost() | TakeRecord() | ChangeAdapter()
             ):  # these are the business of others
                 pass
 

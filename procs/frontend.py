@@ -16,12 +16,17 @@ import zmq
 
 from procengine import ipc
 from procengine.child import Child, run_child, run_loop
+from procengine.config import EngineConfig
 from procengine.crash.kept import recorded_request
 from procengine.crash.record import encode_requests
 from procengine.engine import Engine
 from procengine.errors import ProtocolError
 from procengine.frame_checks import read_message, read_result
+from procengine.layer_groups import layer_groups
 from procengine.messages import (
+    AdapterLoaded,
+    Adapters,
+    ChangeAdapter,
     ChildStats,
     ClientGone,
     Delivered,
@@ -49,6 +54,7 @@ from procengine.messages import (
 )
 from procengine.numbering import epoch_of, first_number
 from procengine.pipeline import Pipeline, PlannersOnDemand
+from procengine.procs.adapter_desk import AdapterDesk
 from procengine.procs.client_door import ClientDoor
 from procengine.procs.output_link import OutputLink
 from procengine.procs.step_pump import StepPump
@@ -79,6 +85,8 @@ class Frontend:
         self._stay: asyncio.TimerHandle | None = None  # while it is to leave: when it gives up
         self._to_workers = WorkerLinks(child)
         self._to_output = OutputLink(child)
+        self._adapters = AdapterDesk(child, self._to_workers, self._to_output, self._tell_supervisor)
+        self._returning: dict[int, int] = {}  # workers that are back, and wait for their adapters: rank -> epoch
         self._door = ClientDoor(child, loop, self._parts, self._to_output, self._spans, self._pump, self._strays)
         results = ipc.bind(child.context, zmq.PULL, child.endpoint("results"))
         from_output = ipc.bind(child.context, zmq.PULL, child.endpoint("feedback"))
@@ -95,6 +103,7 @@ class Frontend:
             self._tell_supervisor(retired)
         self._steps.pump()
         self._door.settle()
+        self._adapters.settle()
         if self._is_all_delivered:
             self._on_all_delivered()
 
@@ -129,6 +138,8 @@ class Frontend:
             self._strays.drop("results", f"there is no worker {header.rank}")
         elif isinstance(header, WorkerReady):
             self._on_worker_ready(header)
+        elif isinstance(header, AdapterLoaded):
+            self._on_adapter_loaded(header)
         elif isinstance(header, StepFailed):
             if self._steps is not None and epoch_of(header.step_id) == self._child.epoch:
                 self._steps.fail_step(header)
@@ -141,11 +152,36 @@ class Frontend:
     def _on_worker_ready(self, ready: WorkerReady) -> None:
         if self._engine is not None:
             self._on_worker_lost(ready.rank, ready.epoch - 1)  # nobody may have said so yet
-            self._engine.restore_worker(ready.rank, ready.epoch)
+            self._returning[ready.rank] = ready.epoch
+            self._adapters.send_all(ready.rank)
+            self._restore_workers()
             return
         known = self._ready_by_rank.get(ready.rank, ready)
         self._ready_by_rank[ready.rank] = max(known, ready, key=lambda one: one.epoch)
-        if len(self._ready_by_rank) == self._child.config.worker.num_workers:
+        self._adapters.send_all(ready.rank)
+        self._open_if_complete()
+
+    def _on_adapter_loaded(self, loaded: AdapterLoaded) -> None:
+        rank = loaded.rank
+        if self._engine is None:
+            if rank in self._ready_by_rank and self._ready_by_rank[rank].epoch == loaded.epoch:
+                self._adapters.take(loaded)
+                self._open_if_complete()
+        elif self._returning.get(rank, self._engine.pipelines[rank].epoch) == loaded.epoch:
+            self._adapters.take(loaded)
+            self._restore_workers()
+            self._pump()
+
+    def _restore_workers(self) -> None:
+        """Those that are back, and have all adapters, get steps."""
+        assert self._engine is not None
+        for rank, epoch in list(self._returning.items()):
+            if self._adapters.are_at(rank):
+                del self._returning[rank]
+                self._engine.restore_worker(rank, epoch)
+
+    def _open_if_complete(self) -> None:
+        if len(self._ready_by_rank) == self._child.config.worker.num_workers and self._adapters.all_loaded:
             self._open_engine([one for _, one in sorted(self._ready_by_rank.items())])
 
     def _open_engine(self, workers: list[WorkerReady]) -> None:
@@ -156,12 +192,14 @@ class Frontend:
         self._steps = StepPump(
             child, self._loop, self._engine, self._to_workers, self._to_output, self._spans, self._tell_supervisor
         )
+        self._adapters.open(self._engine)
         self._door.open(self._engine, self._steps)
         child.say_ready({"num_blocks": sum(counts)})
         self._control.poke()  # a send may swallow the wake-up
 
     def _on_worker_lost(self, rank: int, epoch: int) -> None:
         self._results.drain()
+        self._returning.pop(rank, None)
         if self._steps is not None:
             self._steps.lose_worker(rank, epoch)
             self._pump()
@@ -214,8 +252,11 @@ class Frontend:
                 self._on_worker_lost(rank, epoch)
             case OutputLost(epoch, key):
                 self._on_output_lost(epoch, key)
-            case FrontendLost():
-                pass  # before us
+            case FrontendLost() | Adapters():
+                pass  # before us; for others
+            case ChangeAdapter() as message:
+                self._adapters.change(message)
+                self._pump()
             case TakeRecord(record_id):
                 self._tell_supervisor(RecordedRequests(record_id, self._recorded_requests()))
             case RetireWorker() as message:
@@ -262,22 +303,27 @@ class Frontend:
         self._pump()
 
 
-def _make_pipeline(child: Child, parts: WorkflowParts, worker: WorkerReady) -> Pipeline:
-    scheduler, cache = child.config.scheduler, child.config.cache
-    limits = SchedulerLimits(
+def _limits(config: EngineConfig, num_blocks: int) -> SchedulerLimits:
+    """Of a worker with so many blocks."""
+    scheduler, cache = config.scheduler, config.cache
+    return SchedulerLimits(
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_mixed_tokens=scheduler.max_mixed_tokens,
-        max_embed_tokens=scheduler.max_embed_tokens,
         max_model_len=scheduler.max_model_len,
         block_size=cache.block_size,
-        num_blocks=worker.num_blocks,
+        num_blocks=num_blocks,
         enable_chunked_prefill=scheduler.enable_chunked_prefill,
         enable_prefix_caching=cache.enable_prefix_caching,
         is_priority_policy=scheduler.policy == "priority",
         decode_steps=scheduler.decode_steps,
         num_speculative_tokens=scheduler.num_speculative_tokens,
+        windows=layer_groups(config.model, scheduler.max_model_len).windows,
     )
+
+
+def _make_pipeline(child: Child, parts: WorkflowParts, worker: WorkerReady) -> Pipeline:
+    limits, scheduler = _limits(child.config, worker.num_blocks), child.config.scheduler
 
     def make_planners() -> PlannersOnDemand:
         planners = PlannersOnDemand(lambda name: parts[name].planner(limits))
@@ -299,7 +345,7 @@ def _model_facts(child: Child, num_blocks: int) -> ModelFacts:
     return ModelFacts(
         vocab_size=config.model.vocab_size,
         max_model_len=config.scheduler.max_model_len,
-        pool_tokens=num_blocks * config.cache.block_size,
+        pool_tokens=_limits(config, num_blocks).pool_tokens,
         max_embed_tokens=config.scheduler.max_embed_tokens,
         eos_token_ids=config.model.eos_token_ids,
         limits=config.limits,

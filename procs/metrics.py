@@ -25,6 +25,8 @@ from procengine.errors import ConfigError
 from procengine.groups import describe
 from procengine.health import group_health
 from procengine.messages import (
+    Adapters,
+    ChangeAdapter,
     ChildStats,
     Drain,
     FrontendLost,
@@ -201,8 +203,18 @@ def _obey(child: Child) -> bool:
             child.control.send(encode(ChildStats(query_id, "ready", 0)))
         case Shutdown():
             return False
-        case Drain() | Leave() | WorkerLost() | RetireWorker() | OutputLost() | FrontendLost() | TakeRecord():
-            pass  # these are the business of others
+        case (
+            Drain()
+            | Leave()
+            | WorkerLost()
+            | RetireWorker()
+            | OutputLost()
+            | FrontendLost()
+            | TakeRecord()
+            | ChangeAdapter()
+            | Adapters()
+        ):  # these are the business of others
+            pass
     return True
 
 

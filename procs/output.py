@@ -24,7 +24,10 @@ from procengine.child import Child, run_child, run_loop
 from procengine.errors import EngineDeadError, ProtocolError
 from procengine.frame_checks import read_message, read_result
 from procengine.messages import (
+    AdapterLoaded,
+    Adapters,
     Admitted,
+    ChangeAdapter,
     ChildStats,
     ClientGone,
     Delivered,
@@ -185,7 +188,7 @@ class Output:
         except ProtocolError as error:
             self._strays.drop(socket, error)
             return
-        if isinstance(header, (StepFailed, WorkerReady)):  # for the frontend
+        if isinstance(header, (StepFailed, WorkerReady, AdapterLoaded)):  # for the frontend
             return
         postprocessor = self._postprocessor(header.workflow)
         if postprocessor is None:
@@ -341,8 +344,8 @@ class Output:
                     self._results.drain()
                 self._flush()
                 self._on_end()
-            case WorkerLost() | OutputLost() | RetireWorker() | TakeRecord():  # these are the frontend's business
-                pass
+            case WorkerLost() | OutputLost() | RetireWorker() | TakeRecord() | ChangeAdapter() | Adapters():
+                pass  # these are the business of others
 
     def _end_all(self, error: str) -> None:
         """Tell every client that waits for something why it will not come: one message ends all it has running."""

@@ -4,9 +4,9 @@ Wiring and life cycle only; no request ever passes through here. It sleeps in on
 children's pidfds and logs, signals, and the death pipe of whoever launched it.
 
 Life: starting (all children report Ready within the deadline) -> ready -> draining (SIGTERM, SIGINT or the launcher is
-gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies ends the group: every client
-hears why, and the exit status is 1. They are restarted first, up to a limit; after that the group goes on without the
-metrics process, and without no other.
+gone: no new requests, the running ones may finish) -> stopping -> gone. A child that dies is replaced (`Succession`).
+One that dies too often ends the group: every client hears why, and the exit status is 1. Only without its metrics
+process the group goes on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 import zmq
 
 from procengine import ipc
+from procengine.adapter_changes import AdapterChanges
 from procengine.announcements import Announcements, announce
 from procengine.child_process import ChildProcess, write_log
 from procengine.children import Children
@@ -35,6 +36,7 @@ from procengine.hung_children import HungChildren
 from procengine.liveness import LIVENESS_QUERY
 from procengine.messages import (
     UNREADABLE,
+    AdapterChanged,
     ChildStats,
     Drain,
     Drained,
@@ -44,11 +46,13 @@ from procengine.messages import (
     FromAsker,
     FromChild,
     GetStatus,
+    LoadLora,
     Ready,
     RecordedRequests,
     Restart,
     Shutdown,
     Stays,
+    UnloadLora,
     WorkerHung,
     WorkerRetired,
     WriteRecord,
@@ -60,20 +64,13 @@ from procengine.poll_loop import PollLoop, signals_as_descriptor
 from procengine.restarts import Restarts
 from procengine.run_dir import claim_run_dir, remove_run_dir, sweep_stale_dirs
 from procengine.stray_frames import StrayFrames
+from procengine.succession import Succession
 
 __all__ = ["main", "run_group"]
 
 _STOP_GRACE_S = 5.0
 _LAST_WORDS_S = 0.3
-_OPTIONAL_ROLES = ("metrics",)  # a group goes on without them
 _LAST_ROLES = ("frontend", "worker", "metrics", "api")  # to end when the output process has sent its last texts
-_WHAT_GOES_ON = {
-    "worker": "its requests go on",
-    "output": "its requests go on",
-    "frontend": "its requests are lost; clients send those again that have shown nothing",
-    "metrics": "no request notices",
-    "api": "its connections are cut, new ones wait",
-}
 
 
 class Supervisor:
@@ -96,6 +93,7 @@ class Supervisor:
         self._control = ipc.bind(self._context, zmq.ROUTER, socket_path(run_dir, "control"))
         self._children = Children(config, self._control, self._clients.fds | self._listeners.fds)
         self._restarts = Restarts(config.group, self._children, self._control)
+        self._adapters = AdapterChanges(config, self._children, self._control)
         self._announcements = Announcements(
             config, self._children, self._urls, self._started_s, is_private=launcher_fd is not None
         )
@@ -105,6 +103,15 @@ class Supervisor:
         )
         self._hung = HungChildren(self._children, self._loop, config.group.step_timeout_s)
         self._crashes = CrashWriter(config, self._children, self._control, self._loop)
+        self._succession = Succession(
+            self._children,
+            self._restarts,
+            self._crashes,
+            self._loop,
+            config.group.start_timeout_s,
+            watch=self._watch_child,
+            close_listener=self._listeners.close,
+        )
         self._deadline = self._loop.call_at(self._started_s + config.group.start_timeout_s, self._on_deadline)
         self._watch_everything()
 
@@ -142,6 +149,7 @@ class Supervisor:
     def _on_ready(self, child: ChildProcess, message: Ready) -> None:
         child.is_ready = True
         self._announcements.note(child, message.facts)
+        self._adapters.tell(child)
         if self._state == "starting" and self._children.all_ready:
             self._become_ready()
         elif child.epoch:
@@ -190,6 +198,8 @@ class Supervisor:
                 self._restarts.ask(asker, name, timeout_s)
                 if self._state != "ready":
                     self._restarts.refuse_all(f"the group is {self._state}")
+            case LoadLora() | UnloadLora():
+                self._adapters.ask(asker, message)
             case EndGroup(timeout_s):
                 self._end_askers.append(asker)
                 self._end_by_request(timeout_s)
@@ -213,6 +223,8 @@ class Supervisor:
                 self._restarts.end_worker(rank, epoch)
             case Stays(num_unfinished):
                 self._restarts.refuse("frontend", f"{num_unfinished} requests did not finish in time")
+            case AdapterChanged():
+                self._adapters.take(message)
             case RecordedRequests():
                 self._crashes.take(message)
             case ChildStats():
@@ -259,10 +271,10 @@ class Supervisor:
             has_nothing_to_finish = child.role == "frontend" and self._state == "draining"
             if self._state == "starting" or has_nothing_to_finish:
                 self._fail(child.describe_end())
-            elif self._restarts.is_planned(child):
-                self._lose(child, f"{child.name} (pid {child.pid}) has ended as it was asked to", 0.0)
             else:
-                self._plan_restart(child)
+                self._adapters.lose(child)
+                if end := self._succession.succeed(child):
+                    self._fail(end)
         elif not self._children.any_alive:
             self._state = "gone"
         elif child.role == "output" and not self._error:
@@ -274,48 +286,6 @@ class Supervisor:
         while child.gave_up and child.failure is None and (left_s := deadline_s - time.monotonic()) > 0:
             if self._control.poll(int(1e3 * left_s)):
                 self._on_control()
-
-    # --- restarts
-
-    def _plan_restart(self, child: ChildProcess) -> None:
-        """It died."""
-        delay_s = self._restarts.delay_s(child, time.monotonic())
-        if delay_s is None:
-            self._give_up(child, self._restarts.describe_last(child))
-        else:
-            end = child.describe_end()
-            self._lose(child, end, delay_s)
-            if child.role not in _OPTIONAL_ROLES:
-                self._crashes.on_death(end)
-
-    def _lose(self, child: ChildProcess, end: str, delay_s: float) -> None:
-        """The group goes on without it until its successor is ready."""
-        write_log(f"procengine: {end}\nprocengine: {child.name} is restarted, {_WHAT_GOES_ON[child.role]}\n")
-        self._restarts.tell_loss(child, end.split("\n", 1)[0])
-        self._loop.call_at(time.monotonic() + delay_s, lambda: self._replace(child))
-
-    def _give_up(self, child: ChildProcess, end: str) -> None:
-        if child.role not in _OPTIONAL_ROLES:
-            self._crashes.on_death(end)
-            self._fail(end)
-            return
-        write_log(f"procengine: {end}\nprocengine: the group goes on without {child.name}\n")
-        self._listeners.close(child.role)
-
-    def _replace(self, dead: ChildProcess) -> None:
-        if self._state in ("stopping", "gone"):
-            return
-        self._loop.unwatch(dead.log_fd)
-        child = self._children.replace(dead)
-        self._watch_child(child)
-        self._loop.call_at(child.started_s + self._config.group.start_timeout_s, lambda: self._kill_if_late(child))
-
-    def _kill_if_late(self, child: ChildProcess) -> None:
-        """A successor that hangs in its start is replaced like one that has died there."""
-        if not child.is_ready and child.is_alive:
-            timeout_s = self._config.group.start_timeout_s
-            write_log(f"procengine: {child.name} (pid {child.pid}) did not become ready within {timeout_s:g} s\n")
-            child.kill()  # its pidfd says so to `_on_death`
 
     # --- end
 
@@ -329,6 +299,7 @@ class Supervisor:
         """Tell everybody to end; what does not within the grace time is killed."""
         self._state = "stopping"
         self._hung.stop()
+        self._succession.end()
         self._set_deadline(_STOP_GRACE_S)
         output = self._children.find("output")
         if error:

@@ -22,12 +22,15 @@ from numpy.typing import NDArray
 from procengine import ipc
 from procengine.child import Child, run_child
 from procengine.config import EngineConfig
-from procengine.errors import ProtocolError
+from procengine.errors import ModelError, ProtocolError
 from procengine.frame_checks import read_step
+from procengine.layer_groups import layer_groups
 from procengine.messages import (
+    AdapterLoaded,
     Begin,
     ChildStats,
     EmbedInput,
+    LoadAdapter,
     Query,
     Shutdown,
     StepFailed,
@@ -61,6 +64,27 @@ class Step(NamedTuple):
     decoded_ns: int
 
 
+class ReadAdapter(NamedTuple):
+    """An adapter on its way to the device loop; what was read of it, or why it cannot be."""
+
+    message: LoadAdapter
+    weights: Any
+    error: str | None
+
+
+# What the device loop is told, and what it has to say.
+Task = Step | ReadAdapter | Begin | None
+Report = Output | StepFailed | AdapterLoaded | WorkerReady | None
+
+
+def _read_nothing(_path: str) -> None:
+    """Of a device to which adapters make no difference."""
+
+
+def _place_nothing(_place: int, _weights: None) -> None:
+    """The same."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Device:
     """A device that is ready for steps."""
@@ -69,13 +93,15 @@ class _Device:
     forget_slots: Callable[[], None]
     num_blocks: int
     facts: dict[str, int | float | str]
+    read_adapter: Callable[[str], Any] = _read_nothing  # not on the device loop
+    place_adapter: Callable[[int, Any], None] = _place_nothing
 
 
 def main(child: Child) -> None:
     """Load the model, say so, run steps until told to stop."""
     identity = WorkerIdentity(child.rank, child.epoch)
-    steps: queue.SimpleQueue[Step | Begin | None] = queue.SimpleQueue()
-    outputs: queue.SimpleQueue[Output | StepFailed | WorkerReady | None] = queue.SimpleQueue()
+    steps: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    outputs: queue.SimpleQueue[Report] = queue.SimpleQueue()
     step_socket = ipc.bind(child.context, zmq.PULL, child.endpoint(f"steps-{child.rank}"))
     device = _open_device(child)
 
@@ -91,8 +117,14 @@ def main(child: Child) -> None:
         name="send",
     )
     sender.start()
-    receive_args = (step_socket, steps, identity.epoch, child.config.model.workflows)
+    model = child.config.model
+    num_groups = layer_groups(model, child.config.scheduler.max_model_len).num_groups
+    to_load: queue.SimpleQueue[LoadAdapter] = queue.SimpleQueue()
+    receive_args = (step_socket, steps, to_load, identity.epoch, model.workflows, num_groups)
     threading.Thread(target=_receive_steps, args=receive_args, name="receive", daemon=True).start()
+    if child.config.lora.is_on:
+        load_args = (device, to_load, steps)
+        threading.Thread(target=_read_adapters, args=load_args, name="load", daemon=True).start()
     threading.Thread(target=_obey_supervisor, args=(child, steps), name="control", daemon=True).start()
     try:
         _device_loop(device, identity, steps, outputs, child.spans.writer("device"))
@@ -105,8 +137,8 @@ def main(child: Child) -> None:
 def _device_loop(
     device: _Device,
     identity: WorkerIdentity,
-    steps: queue.SimpleQueue[Step | Begin | None],
-    outputs: queue.SimpleQueue[Output | StepFailed | WorkerReady | None],
+    steps: queue.SimpleQueue[Task],
+    outputs: queue.SimpleQueue[Report],
     spans: SpanWriter,
 ) -> None:
     rank, epoch = identity.rank, identity.epoch
@@ -116,6 +148,10 @@ def _device_loop(
             device.forget_slots()
             outputs.put(WorkerReady(rank, epoch, device.num_blocks))
             has_failed = False
+        elif isinstance(step, ReadAdapter):
+            if step.error is None:
+                device.place_adapter(step.message.place, step.weights)
+            outputs.put(AdapterLoaded(rank, epoch, step.message.number, step.error))
         elif not has_failed:
             try:
                 _run_step(device, identity, step, outputs, spans)
@@ -128,7 +164,7 @@ def _run_step(
     device: _Device,
     identity: WorkerIdentity,
     step: Step,
-    outputs: queue.SimpleQueue[Output | StepFailed | WorkerReady | None],
+    outputs: queue.SimpleQueue[Report],
     spans: SpanWriter,
 ) -> None:
     rank, epoch = identity.rank, identity.epoch
@@ -153,11 +189,23 @@ def _run_step(
         num_tokens = num_rows  # of the next pass, if there is one: it may have fewer
 
 
+def _read_adapters(device: _Device, to_load: queue.SimpleQueue[LoadAdapter], steps: queue.SimpleQueue[Task]) -> None:
+    """One after the other, so that the last one that was told of a place is the one that has it."""
+    while True:
+        message = to_load.get()
+        try:
+            steps.put(ReadAdapter(message, device.read_adapter(message.path), None))
+        except (ModelError, OSError, MemoryError) as error:
+            steps.put(ReadAdapter(message, None, str(error) or type(error).__name__))
+
+
 def _receive_steps(
     socket: zmq.Socket[bytes],
-    steps: queue.SimpleQueue[Step | Begin | None],
+    steps: queue.SimpleQueue[Task],
+    to_load: queue.SimpleQueue[LoadAdapter],
     epoch: int,
     workflows: Collection[str],
+    num_groups: int,
 ) -> None:
     """What was sent to a worker that is gone, or by a frontend that is, goes no further: it may come late."""
     frontend_epoch, next_id = 0, -1  # of steps; -1 is any
@@ -166,7 +214,7 @@ def _receive_steps(
         frames = socket.recv_multipart()
         received_ns = time.monotonic_ns()
         try:
-            header = read_step(frames)
+            header = read_step(frames, num_groups)
         except ProtocolError as error:
             strays.drop("steps", error)
             continue
@@ -174,6 +222,10 @@ def _receive_steps(
             if header.epoch >= frontend_epoch:
                 frontend_epoch, next_id = header.epoch, -1
                 steps.put(header)
+            continue
+        if isinstance(header, LoadAdapter):
+            if epoch_of(header.number) >= frontend_epoch:
+                to_load.put(header)
             continue
         if header.workflow not in workflows:
             strays.drop("steps", f"there is no workflow {header.workflow!r:.40}")
@@ -188,7 +240,7 @@ def _receive_steps(
 
 
 def _send_outputs(
-    outputs: queue.SimpleQueue[Output | StepFailed | WorkerReady | None],
+    outputs: queue.SimpleQueue[Report],
     identity: WorkerIdentity,
     to_frontend: zmq.Socket[bytes],
     to_output: zmq.Socket[bytes],
@@ -197,7 +249,7 @@ def _send_outputs(
     clock = time.monotonic_ns
     while (output := outputs.get()) is not None:
         woken_ns = clock()
-        if isinstance(output, (StepFailed, WorkerReady)):
+        if isinstance(output, (StepFailed, WorkerReady, AdapterLoaded)):
             to_frontend.send(encode(output))
             continue
         values: Any = output.wait()  # of the output's own kind
@@ -222,7 +274,7 @@ def _send_outputs(
         )
 
 
-def _obey_supervisor(child: Child, steps: queue.SimpleQueue[Step | Begin | None]) -> None:
+def _obey_supervisor(child: Child, steps: queue.SimpleQueue[Task]) -> None:
     poller = zmq.Poller()
     poller.register(child.control, zmq.POLLIN)
     poller.register(child.death_fd, select.POLLIN)
@@ -247,29 +299,33 @@ def _open_mock(config: EngineConfig) -> _Device:
     from procengine.mock_runner import MockRunner
 
     scheduler, cache = config.scheduler, config.cache
+    num_groups = layer_groups(config.model, scheduler.max_model_len).num_groups
     runner = MockRunner(
         config.model.vocab_size,
         scheduler.max_num_seqs,
         scheduler.max_model_len,
         cache.block_size,
         config.worker.mock_step_ms / 1e3,
+        num_groups,
     )
-    most = scheduler.max_num_seqs * -(-scheduler.max_model_len // cache.block_size)
+    most = scheduler.max_num_seqs * -(-scheduler.max_model_len // cache.block_size) * num_groups
     return _Device(runner.run, runner.forget_slots, cache.num_blocks or min(most, 1 << 17), {"device": "mock"})
 
 
 def _open_real(child: Child) -> _Device:
     """The kernels are imported here, and only those that the model needs."""
     device: Any
-    if child.config.model.encoder is None:
-        from procengine.device import open_device
-
-        device = open_device(child.config, shows_progress=child.shows_progress)
-    else:
+    config, progress = child.config, child.shows_progress
+    if config.model.encoder is not None:
         from procengine.encoder_device import open_device as open_encoder_device
 
-        device = open_encoder_device(child.config, shows_progress=child.shows_progress)
-    return _Device(device.run, device.forget_slots, device.num_blocks, device.facts)
+        device = open_encoder_device(config, shows_progress=progress)
+        return _Device(device.run, device.forget_slots, device.num_blocks, device.facts)
+    from procengine.device import open_device
+
+    device = open_device(config, shows_progress=progress)
+    takes_adapters = (device.read_adapter, device.place_adapter)
+    return _Device(device.run, device.forget_slots, device.num_blocks, device.facts, *takes_adapters)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import zmq
 
 from procengine import ipc
 from procengine.child import Child
-from procengine.messages import Begin, encode
+from procengine.messages import Begin, LoadAdapter, encode
 
 __all__ = ["WorkerLinks"]
 
@@ -32,6 +32,10 @@ class WorkerLinks:
     def begin_again(self, rank: int, epoch: int) -> None:
         """Tell one that failed in a step the same, by the frontend that it has."""
         self._sockets[rank].send(encode(Begin(epoch)))
+
+    def load_adapter(self, rank: int, message: LoadAdapter) -> None:
+        """Steps that are sent when it has answered may use the adapter."""
+        self._sockets[rank].send(encode(message))
 
     def send(self, rank: int, frames: ipc.Frames) -> None:
         """A step."""

@@ -7,10 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # Oracles (transformers, tokenizers) read these when they are imported: no network, no threads behind a fork.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# So do torch and numpy. Tensors are tiny here, and lanes run side by side: threads that spin for each other, on cores
+# that others use, take twice the time. Workers of ours are told their own number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# An example takes as long as the machine lets it: `timeout` in pyproject.toml is for what hangs.
+settings.register_profile("patient", parent=settings(), deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

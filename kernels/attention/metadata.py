@@ -17,8 +17,8 @@ class AttentionMetadata:
     """R rows with T query tokens in all. Decode rows (one query token) come first, then prefill chunks.
 
     A row's query tokens are the last ones of its context, so position p of the row lies in block
-    `block_tables[row, p // block_size]`. Entries of a block table beyond the row's context must be valid block ids
-    (0 will do); what those blocks hold, NaN included, never reaches a result.
+    `block_tables[row, p // block_size]`. Entries of a block table beyond the row's context, and of blocks that a window
+    has passed, must be valid block ids (0 will do); what those hold, NaN included, never reaches a result.
     """
 
     num_decode_rows: int

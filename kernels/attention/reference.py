@@ -37,8 +37,9 @@ def paged_attention(
     parts = []
     for rows, longest, shortest in _decode_groups(meta, k_cache.shape[1], on_host=host_reads.are_free(q)):
         tables, lengths = meta.block_tables[rows], meta.seq_lens[rows]
-        context = _gather_context(k_cache, v_cache, tables, lengths, longest, shortest)
-        parts.append((rows, _decode(q[rows], *context, lengths, shortest, scale, sliding_window, softcap)))
+        seen = _seen(tables, lengths, longest, shortest, sliding_window, k_cache.shape[1])
+        context = _gather_context(k_cache, v_cache, *seen)
+        parts.append((rows, _decode(q[rows], *context, seen[1], seen[3], scale, sliding_window, softcap)))
     if decodes == q.shape[0] and len(parts) == 1 and isinstance(parts[0][0], slice):
         return parts[0][1]
     out = torch.empty_like(q)
@@ -96,6 +97,20 @@ def _decode_groups(meta: AttentionMetadata, block_size: int, on_host: bool) -> l
 
 def _num_blocks(length: int, block_size: int) -> int:
     return -(-length // block_size)
+
+
+def _seen(
+    tables: Tensor, lengths: Tensor, longest: int, shortest: int, window: int | None, block_size: int
+) -> tuple[Tensor, Tensor, int, int]:
+    """(tables, lengths, longest, shortest) of contexts without the blocks that a window has passed: those may be
+    anybody's by now. What is left differs in length from row to row, not in its number of blocks."""
+    if window is None or window >= longest:
+        return tables, lengths, longest, shortest
+    firsts = (lengths - window).clamp(min=0) // block_size
+    num_blocks = _num_blocks(window - 1, block_size) + 1  # a window may begin anywhere in a block
+    indices = firsts.unsqueeze(1) + torch.arange(num_blocks, device=lengths.device)
+    seen = tables.gather(1, indices.clamp(max=tables.shape[1] - 1).long())
+    return seen, lengths - firsts * block_size, num_blocks * block_size, min(shortest, window)
 
 
 def _gather_context(
@@ -165,9 +180,12 @@ def _prefill_rows(
     block_size = k_cache.shape[1]
     for row, length in enumerate(lengths):
         start, end = bounds[row], bounds[row + 1]
-        blocks = meta.block_tables[first + row, : _num_blocks(length, block_size)]
-        keys = k_cache.index_select(0, blocks).flatten(0, 1)[:length]
-        values = v_cache.index_select(0, blocks).flatten(0, 1)[:length]
+        passed = 0  # blocks that no query sees, and that may be anybody's by now
+        if sliding_window is not None:
+            passed = max(0, length - (end - start) - sliding_window + 1) // block_size
+        blocks = meta.block_tables[first + row, passed : _num_blocks(length, block_size)]
+        keys = k_cache.index_select(0, blocks).flatten(0, 1)[: length - passed * block_size]
+        values = v_cache.index_select(0, blocks).flatten(0, 1)[: length - passed * block_size]
         out[start:end] = _attend(q[start:end], keys, values, scale, True, sliding_window, softcap)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["pool", "pool_last", "pool_mean", "shorten"]
+__all__ = ["normalized", "pool", "pool_last", "pool_mean", "shorten"]
 
 Array = NDArray[Any]
 _SMALLEST = 1e-12  # as torch's `normalize`: a vector of zeros stays one
@@ -18,12 +18,12 @@ _SMALLEST = 1e-12  # as torch's `normalize`: a vector of zeros stays one
 
 def pool_last(hidden: Array, bounds: Array) -> NDArray[np.float32]:
     """As the reference."""
-    return _normalized(hidden[bounds[1:] - 1])
+    return normalized(hidden[bounds[1:] - 1])
 
 
 def pool_mean(hidden: Array, bounds: Array) -> NDArray[np.float32]:
     """As the reference."""
-    return _normalized(_mean(hidden, bounds))
+    return normalized(_mean(hidden, bounds))
 
 
 def pool(hidden: Array, bounds: Array, how: str, *, normalize: bool) -> NDArray[np.float32]:
@@ -38,7 +38,7 @@ def pool(hidden: Array, bounds: Array, how: str, *, normalize: bool) -> NDArray[
             vectors = hidden[bounds[:-1]]
         case _:
             vectors = _mean(hidden, bounds)
-    return _normalized(vectors) if normalize else vectors
+    return normalized(vectors) if normalize else vectors
 
 
 def shorten(vectors: Array, dimensions: int, *, normalize: bool) -> NDArray[np.float32]:
@@ -46,16 +46,17 @@ def shorten(vectors: Array, dimensions: int, *, normalize: bool) -> NDArray[np.f
     if not dimensions or dimensions == vectors.shape[1]:
         return vectors
     short = vectors[:, :dimensions]
-    return _normalized(short) if normalize else np.ascontiguousarray(short)
+    return normalized(short) if normalize else np.ascontiguousarray(short)
+
+
+def normalized(vectors: Array) -> NDArray[np.float32]:
+    """Vectors [N, H] with length 1; one of zeros stays one."""
+    lengths = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
+    unit: Array = vectors / np.maximum(lengths, np.float32(_SMALLEST))
+    return unit
 
 
 def _mean(hidden: Array, bounds: Array) -> NDArray[np.float32]:
     lengths = np.diff(bounds).astype(np.float32)
     means: Array = np.add.reduceat(hidden, bounds[:-1], axis=0) / lengths[:, None]
     return means
-
-
-def _normalized(vectors: Array) -> NDArray[np.float32]:
-    lengths = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
-    unit: Array = vectors / np.maximum(lengths, np.float32(_SMALLEST))
-    return unit

@@ -10,6 +10,7 @@ from procengine.api.completion_request import CompletionRequest
 from procengine.api.embedding_routes import EmbeddingRequest, RerankRequest, ScoreRequest, embed, rerank, score
 from procengine.api.exchange import EVENT_STREAM_KIND
 from procengine.api.generation_routes import chat, complete, respond
+from procengine.api.lora_routes import LoadLoraRequest, UnloadLoraRequest, load_lora_adapter, unload_lora_adapter
 from procengine.api.page_routes import page_file
 from procengine.api.responses_request import ResponsesRequest
 from procengine.api.routes import Route, RouteTable
@@ -44,6 +45,8 @@ def all_routes() -> RouteTable:
         Route("GET", "/v1/streams/", resume_stream, tail="id", kind=EVENT_STREAM_KIND),
         Route("DELETE", "/v1/streams/", cancel_stream, tail="id"),
         Route("POST", "/v1/embeddings", embed, body=EmbeddingRequest),
+        Route("POST", "/v1/load_lora_adapter", load_lora_adapter, body=LoadLoraRequest, kind="text/plain"),
+        Route("POST", "/v1/unload_lora_adapter", unload_lora_adapter, body=UnloadLoraRequest, kind="text/plain"),
         Route("POST", "/v1/score", score, body=ScoreRequest),
         Route("POST", "/v1/rerank", rerank, body=RerankRequest),
         Route("POST", "/v1/classify", classify, body=ClassifyRequest),

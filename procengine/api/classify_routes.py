@@ -17,8 +17,23 @@ from procengine.api.json_body import decode_body, json_bytes
 from procengine.api.prompts import prompt_bodies
 from procengine.api.routes import Call
 from procengine.errors import InvalidRequestError
+from procengine.messages import Embedding
 
 __all__ = ["ClassifyRequest", "PoolingRequest", "classify", "pooling"]
+
+
+_Task = Literal[
+    "embed",
+    "embed_sparse",
+    "embed_multi",
+    "token_embed",
+    "classify",
+    "token_classify",
+    "reward",
+    "hidden_states",
+    "score_text",
+]
+_OF_VLLM: Final = {"token_embed": "embed_multi"}
 
 
 class ClassifyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +51,7 @@ class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     input: str | list[Any]
     model: str | None = None
-    task: Literal["embed", "classify", "token_classify", "reward", "hidden_states", "score_text"] | None = None
+    task: _Task | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     layer: int | None = None
@@ -76,7 +91,8 @@ def pooling(call: Call) -> None:
     call.service.check_model(request.model)
     workflows = call.service.welcome.workflows
     usual = next((one for one in ("classify", "token_classify") if one in workflows), "embed")
-    task: str = request.task or usual
+    named = request.task or usual
+    task = _OF_VLLM.get(named, named)
     call.service.check_workflow(task)
     bodies = prompt_bodies("input", request.input)
     given = {name: getattr(request, name) for name in ("dimensions", "layer", "tokens")}
@@ -87,26 +103,49 @@ def pooling(call: Call) -> None:
     options = {name: given[name] for name in own}
     add_options(bodies, **options, truncate_prompt_tokens=request.truncate_prompt_tokens)
     is_base64 = request.encoding_format == "base64"
-    width = _widths(call).get(task)
+    values_of = _VALUES.get(task, _numbers)
 
     def render(items: Items) -> Response:
         data = []
         for index, one in enumerate(embeddings(items)):
-            values: Any = base64.b64encode(one.data).decode() if is_base64 else vector(one)
-            if not is_base64:
-                values = (values if width is None else values.reshape(-1, width)).tolist()
+            values = base64.b64encode(one.data).decode() if is_base64 else values_of(call, one)
             data.append({"index": index, "object": "pooling", "data": values})
         return _answer(call, "pool", data, items)
 
     WholeJob(call.service.link, call.exchange, render).start(task, bodies, call.traceparent)
 
 
-def _widths(call: Call) -> dict[str, int]:
-    """Of tasks whose numbers are a table with a row for each token: how many it has."""
-    return {
-        "hidden_states": call.service.config.model.hidden_size,
-        "token_classify": len(call.service.welcome.labels),
-    }
+def _numbers(_call: Call, one: Embedding) -> Any:
+    return vector(one).tolist()
+
+
+def _hidden_states(call: Call, one: Embedding) -> Any:
+    return vector(one).reshape(-1, call.service.config.model.hidden_size).tolist()
+
+
+def _label_scores(call: Call, one: Embedding) -> Any:
+    """Of each token."""
+    return vector(one).reshape(-1, len(call.service.welcome.labels)).tolist()
+
+
+def _vectors(_call: Call, one: Embedding) -> Any:
+    """Of all tokens but the first."""
+    num_vectors = len(one.prompt_token_ids) - 1
+    return vector(one).reshape(num_vectors, -1).tolist() if num_vectors else []
+
+
+def _weights(_call: Call, one: Embedding) -> Any:
+    """Token ids, and how much each counts."""
+    pairs = vector(one).reshape(-1, 2)
+    return {"indices": pairs[:, 0].astype(int).tolist(), "values": pairs[:, 1].tolist()}
+
+
+_VALUES: Final = {
+    "hidden_states": _hidden_states,
+    "token_classify": _label_scores,
+    "embed_multi": _vectors,
+    "embed_sparse": _weights,
+}
 
 
 def _answer(call: Call, kind: str, data: list[dict[str, Any]], items: Items) -> Response:

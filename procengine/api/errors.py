@@ -18,6 +18,7 @@ from procengine.errors import (
     OverloadedError,
     ProcengineError,
     ShuttingDownError,
+    UnknownAdapterError,
 )
 
 __all__ = [
@@ -96,6 +97,8 @@ def api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
+        case UnknownAdapterError():
+            return ApiError(404, str(error), param="model", code="model_not_found")
         case InvalidRequestError():
             return bad_request(str(error))
         case OverloadedError():

@@ -18,6 +18,7 @@ from procengine.api.responses_answer import ResponsesStream, responses_answer
 from procengine.api.responses_request import RESPONSES_DECODER, responses_body
 from procengine.api.routes import Call
 from procengine.api.stream_routes import way_back
+from procengine.client_bodies import with_adapter
 
 __all__ = ["chat", "complete", "respond"]
 
@@ -26,11 +27,12 @@ def chat(call: Call) -> None:
     """`POST /v1/chat/completions`: a conversation goes on."""
     request = decode_body(CHAT_DECODER, call.request.body)
     service = call.service
-    service.check_model(request.model)
+    adapter = service.check_for_generation(request.model)
     service.check_workflow("generate")
     body, offer = chat_body(request, service.welcome.tool_call_parser)
+    body = with_adapter(body, adapter)
     as_ids = bool(request.return_tokens_as_token_ids)
-    facts = service.answer_facts(f"chatcmpl-{call.request_id}", tokens_as_ids=as_ids)
+    facts = service.answer_facts(f"chatcmpl-{call.request_id}", adapter, tokens_as_ids=as_ids)
     exchange = way_back(call, streams=bool(request.stream))
     if request.stream:
         StreamJob(service.link, exchange, ChatStream(request, facts, offer.style)).start(
@@ -46,11 +48,11 @@ def complete(call: Call) -> None:
     """`POST /v1/completions`: a text, or several, go on."""
     request = decode_body(COMPLETION_DECODER, call.request.body)
     service = call.service
-    service.check_model(request.model)
+    adapter = service.check_for_generation(request.model)
     service.check_workflow("generate")
-    bodies = completion_bodies(request)
+    bodies = [with_adapter(body, adapter) for body in completion_bodies(request)]
     as_ids = bool(request.return_tokens_as_token_ids)
-    facts = service.answer_facts(f"cmpl-{call.request_id}", tokens_as_ids=as_ids)
+    facts = service.answer_facts(f"cmpl-{call.request_id}", adapter, tokens_as_ids=as_ids)
     exchange = way_back(call, streams=bool(request.stream))
     if request.stream:
         StreamJob(service.link, exchange, CompletionStream(request, facts)).start("generate", bodies, call.traceparent)
@@ -64,10 +66,11 @@ def respond(call: Call) -> None:
     """`POST /v1/responses`: a conversation goes on, in the newer shape, without state."""
     request = decode_body(RESPONSES_DECODER, call.request.body)
     service = call.service
-    service.check_model(request.model)
+    adapter = service.check_for_generation(request.model)
     service.check_workflow("generate")
     body, offer = responses_body(request, service.welcome.tool_call_parser)
-    facts = service.answer_facts(f"resp_{call.request_id}")
+    body = with_adapter(body, adapter)
+    facts = service.answer_facts(f"resp_{call.request_id}", adapter)
     exchange = way_back(call, streams=bool(request.stream))
     if request.stream:
         StreamJob(service.link, exchange, ResponsesStream(request, facts, offer.style)).start(

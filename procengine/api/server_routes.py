@@ -84,15 +84,15 @@ def openapi(routes: Sequence[Route]) -> Handler:
 
 
 def list_models(call: Call) -> None:
-    """`GET /v1/models`: what requests may call the model."""
-    models = [_model(call, name) for name in call.service.model_names]
+    """`GET /v1/models`: what requests may call the model, and its adapters."""
+    models = [_model(call, name) for name in (*call.service.model_names, *call.service.adapters)]
     call.exchange.send(Response(200, json_bytes({"object": "list", "data": models})))
 
 
 def show_model(call: Call) -> None:
     """`GET /v1/models/NAME`: one of these."""
     name = unquote(call.tail)
-    call.service.check_model(name)
+    call.service.check_for_generation(name)
     call.exchange.send(Response(200, json_bytes(_model(call, name))))
 
 
@@ -103,7 +103,7 @@ def _model(call: Call, name: str) -> dict[str, Any]:
         "object": "model",
         "created": service.started_s,
         "owned_by": "procengine",
-        "root": service.config.model.name,
-        "parent": None,
+        "root": service.adapters.get(name, service.config.model.name),
+        "parent": service.model_names[0] if name in service.adapters else None,
         "max_model_len": service.config.scheduler.max_model_len,
     }

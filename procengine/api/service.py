@@ -16,6 +16,7 @@ from procengine.api.errors import ApiError
 from procengine.api.group_link import GroupLink
 from procengine.api.group_status import GroupStatus
 from procengine.api.logprobs import TokenNames
+from procengine.api.lora_link import LoraLink
 from procengine.api.resumable_streams import ResumableStreams
 from procengine.chat_template import ChatTemplate
 from procengine.client_link import new_call_seed
@@ -33,15 +34,19 @@ _T = TypeVar("_T")
 class Service:
     """One process's. `link` is set once, when the process is wired."""
 
-    def __init__(self, config: EngineConfig, link: GroupLink, status: GroupStatus) -> None:
+    def __init__(
+        self, config: EngineConfig, link: GroupLink, status: GroupStatus, lora: LoraLink | None = None
+    ) -> None:
         self.config = config
         self.link = link
         self.status = status
+        self.lora = lora  # None: adapters stay as they are
         self.tokenizer = Tokenizer.load(config.model.tokenizer_path)
         self.streams = ResumableStreams()
         self.is_draining = False
         self.error: str | None = None  # why the group ends, if it does with an error
         self.started_s = int(time.time())
+        self.adapters = {module.name: module.path for module in config.lora.modules}  # paths by what requests call them
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
         self._token_bytes = Detokenizer(self.tokenizer).token_bytes
         model = config.model
@@ -70,9 +75,21 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for another model than the one that is served."""
         if name is not None and name not in self.model_names:
-            served = ", ".join(self.model_names)
+            if name in self.adapters:
+                raise ApiError(400, f"model: {name} is an adapter, which is for generation", param="model")
+            served = ", ".join((*self.model_names, *self.adapters))
             message = f"model: there is no model {name!r} here; there is: {served}"
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def check_for_generation(self, name: str | None) -> str:
+        """The adapter that a request for generation names as its model; "" if it names none.
+
+        Raises ApiError 404: it names neither one of those nor the model.
+        """
+        if name is not None and name in self.adapters:
+            return name
+        self.check_model(name)
+        return ""
 
     def check_workflow(self, workflow: str) -> None:
         """Raises ApiError for what the model does not do, or the group does no more."""
@@ -83,10 +100,10 @@ class Service:
         if workflow not in self.welcome.workflows:
             raise ApiError(400, f"{workflow}: not supported by this model", code="unsupported_workflow")
 
-    def answer_facts(self, answer_id: str, *, tokens_as_ids: bool = False) -> AnswerFacts:
+    def answer_facts(self, answer_id: str, adapter: str = "", *, tokens_as_ids: bool = False) -> AnswerFacts:
         """What an answer says of itself."""
         names = TokenNames(self._token_bytes, as_ids=tokens_as_ids)
-        return AnswerFacts(answer_id, int(time.time()), self.model_names[0], names, new_call_seed())
+        return AnswerFacts(answer_id, int(time.time()), adapter or self.model_names[0], names, new_call_seed())
 
     async def in_thread(self, work: Callable[[], _T]) -> _T:
         """What takes too long for the loop."""

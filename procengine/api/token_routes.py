@@ -45,7 +45,7 @@ async def tokenize(call: Call) -> None:
     """`POST /tokenize`: a text, or a conversation as the model sees it, as token ids."""
     request = decode_body(_TOKENIZE, call.request.body)
     service = call.service
-    service.check_model(request.model)
+    service.check_for_generation(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("prompt: exactly one of prompt and messages must be given")
     ids = await service.in_thread(lambda: _ids(call, request))
@@ -62,7 +62,7 @@ async def detokenize(call: Call) -> None:
     """`POST /detokenize`: token ids as a text."""
     request = decode_body(_DETOKENIZE, call.request.body)
     service = call.service
-    service.check_model(request.model)
+    service.check_for_generation(request.model)
     size = service.config.model.vocab_size
     wrong = next((one for one in request.tokens if not 0 <= one < size), None)
     if wrong is not None:

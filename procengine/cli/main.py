@@ -46,6 +46,7 @@ _COMMANDS: Final = {
     "health": _Command("procengine.cli.health", "say whether a running group serves and gets on with it"),
     "drain": _Command("procengine.cli.drain", "end a running group when what it runs is finished"),
     "restart": _Command("procengine.cli.restart", "replace one process of a running group"),
+    "lora": _Command("procengine.cli.lora", "load or unload a LoRA adapter of a running group"),
     "top": _Command("procengine.cli.top", "watch a running group"),
     "pull": _Command("procengine.cli.pull", "fetch a model"),
     "record": _Command("procengine.cli.record", "write down what a running group does, to run it again"),

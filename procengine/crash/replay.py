@@ -91,6 +91,7 @@ async def _run(client: AsyncClient, choices: list[RecordedRequest], wait_s: floa
             _params(first),
             priority=body.get("priority", 0),
             cache_salt=body.get("cache_salt", ""),
+            lora_name=body.get("lora_name", ""),
         )
     except ProcengineError as error:
         return [Comparison(one.request_id, one.index, one.ended == "error", f"failed: {error}") for one in choices]

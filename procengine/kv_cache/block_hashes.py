@@ -11,7 +11,14 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["extend_block_hashes"]
+__all__ = ["adapter_salt", "extend_block_hashes"]
+
+
+def adapter_salt(number: int, salt: bytes) -> bytes:
+    """The salt of a request with the LoRA adapter of this number: keys and values are not those without it. What a
+    client chose is UTF-8, in which there is no byte 255: no salt without an adapter is the same.
+    """
+    return b"\xff" + number.to_bytes(8, "little") + salt
 
 
 def extend_block_hashes(

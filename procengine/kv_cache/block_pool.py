@@ -67,6 +67,10 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def find(self, block_hash: bytes) -> int | None:
+        """The block that has this content."""
+        return self._block_by_hash.get(block_hash)
+
     def acquire(self, blocks: Sequence[int]) -> None:
         """One more holder for each of `blocks` (as `match` returned them)."""
         for block in blocks:
@@ -93,6 +97,13 @@ class BlockPool:
         # The tail of a sequence is the least likely to be shared: it is evicted first.
         for block in idle[cached][::-1].tolist():
             self._evictable[block] = None
+
+    def release_shared(self, blocks: BlockIds) -> None:
+        """The same of `blocks` of several holders: one that they share is there once for each."""
+        while blocks.size:
+            _, firsts = np.unique(blocks, return_index=True)
+            self.release(blocks[np.sort(firsts)[::-1]])  # `release` takes the end for the first to be evicted
+            blocks = np.delete(blocks, firsts)
 
     def check_integrity(self, num_holders: NDArray[np.int64] | None = None) -> None:
         """Raise AssertionError unless free + used + cached is the whole pool and every index agrees.

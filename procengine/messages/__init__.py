@@ -32,6 +32,9 @@ from procengine.messages.clients import (
     Welcome,
 )
 from procengine.messages.control import (
+    AdapterChanged,
+    Adapters,
+    ChangeAdapter,
     ChildStats,
     Drain,
     Drained,
@@ -41,6 +44,8 @@ from procengine.messages.control import (
     FrontendLost,
     GetStatus,
     Leave,
+    LoadLora,
+    LoraChanged,
     OutputLost,
     ProcessStatus,
     Query,
@@ -54,6 +59,7 @@ from procengine.messages.control import (
     Status,
     Stays,
     TakeRecord,
+    UnloadLora,
     WorkerHung,
     WorkerLost,
     WorkerRetired,
@@ -70,16 +76,30 @@ from procengine.messages.output import (
     Resync,
     TextStop,
 )
-from procengine.messages.steps import Begin, EmbedInput, EmbedResult, StepFailed, StepInput, StepResult, WorkerReady
+from procengine.messages.steps import (
+    AdapterLoaded,
+    Begin,
+    EmbedInput,
+    EmbedResult,
+    LoadAdapter,
+    StepFailed,
+    StepInput,
+    StepResult,
+    WorkerReady,
+)
 
 __all__ = [
     "PROTOCOL_VERSION",
     "UNREADABLE",
     "Abort",
+    "AdapterChanged",
+    "AdapterLoaded",
+    "Adapters",
     "Admitted",
     "Attach",
     "Attached",
     "Begin",
+    "ChangeAdapter",
     "ChildStats",
     "ClientGone",
     "Delivered",
@@ -102,6 +122,9 @@ __all__ = [
     "GetStatus",
     "Hello",
     "Leave",
+    "LoadAdapter",
+    "LoadLora",
+    "LoraChanged",
     "Lost",
     "OutputLost",
     "Outputs",
@@ -131,6 +154,7 @@ __all__ = [
     "TakeRecord",
     "TextStop",
     "TokenLogprobs",
+    "UnloadLora",
     "Welcome",
     "WorkerHung",
     "WorkerLost",
@@ -145,6 +169,7 @@ __all__ = [
     "decode_from_output_peer",
     "decode_from_supervisor",
     "decode_from_worker",
+    "decode_lora_changed",
     "decode_record_written",
     "decode_restarted",
     "decode_status",
@@ -163,11 +188,14 @@ ToClient = Welcome | Received | Rejected | Stats | Attached | Lost | Outputs
 FromFrontend = Register | Admitted | Finish | Replay | Resume
 FromOutput = TextStop | ClientGone | Resync | Delivered
 Step = StepInput | EmbedInput
-ToWorker = Begin | Step
-FromWorker = WorkerReady | StepFailed | StepResult | EmbedResult
-FromSupervisor = Query | Drain | WorkerLost | OutputLost | FrontendLost | RetireWorker | Leave | Shutdown | TakeRecord
-FromChild = Ready | Failed | ChildStats | Drained | WorkerHung | WorkerRetired | Stays | RecordedRequests
-FromAsker = GetStatus | Restart | EndGroup | WriteRecord
+ToWorker = Begin | LoadAdapter | Step
+FromWorker = WorkerReady | AdapterLoaded | StepFailed | StepResult | EmbedResult
+ToFrontend = WorkerLost | OutputLost | RetireWorker | TakeRecord | ChangeAdapter
+FromSupervisor = Query | Drain | FrontendLost | Leave | Shutdown | Adapters | ToFrontend
+FromChild = (
+    Ready | Failed | ChildStats | Drained | WorkerHung | WorkerRetired | Stays | RecordedRequests | AdapterChanged
+)
+FromAsker = GetStatus | Restart | EndGroup | WriteRecord | LoadLora | UnloadLora
 FromControlPeer = FromChild | FromAsker
 
 
@@ -180,6 +208,7 @@ decode_step: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).dec
 decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 decode_from_supervisor: Callable[[bytes], FromSupervisor] = msgspec.msgpack.Decoder(FromSupervisor).decode
 decode_from_control_peer: Callable[[bytes], FromControlPeer] = msgspec.msgpack.Decoder(FromControlPeer).decode
+decode_lora_changed: Callable[[bytes], LoraChanged] = msgspec.msgpack.Decoder(LoraChanged).decode
 decode_record_written: Callable[[bytes], RecordWritten] = msgspec.msgpack.Decoder(RecordWritten).decode
 decode_restarted: Callable[[bytes], Restarted] = msgspec.msgpack.Decoder(Restarted).decode
 decode_ended: Callable[[bytes], Ended] = msgspec.msgpack.Decoder(Ended).decode

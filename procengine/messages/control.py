@@ -5,6 +5,9 @@ from __future__ import annotations
 from procengine.messages.base import Message
 
 __all__ = [
+    "AdapterChanged",
+    "Adapters",
+    "ChangeAdapter",
     "ChildStats",
     "Drain",
     "Drained",
@@ -14,6 +17,8 @@ __all__ = [
     "FrontendLost",
     "GetStatus",
     "Leave",
+    "LoadLora",
+    "LoraChanged",
     "OutputLost",
     "ProcessStatus",
     "Query",
@@ -27,6 +32,7 @@ __all__ = [
     "Status",
     "Stays",
     "TakeRecord",
+    "UnloadLora",
     "WorkerHung",
     "WorkerLost",
     "WorkerRetired",
@@ -178,6 +184,52 @@ class RecordWritten(Message, tag="record_written"):
 
     path: str
     error: str = ""  # why there is none
+
+
+class LoadLora(Message, tag="load_lora"):
+    """Command line or HTTP process to supervisor: serve a LoRA adapter of the model under this name."""
+
+    ask_id: int
+    name: str
+    path: str  # of its folder
+
+
+class UnloadLora(Message, tag="unload_lora"):
+    """The same: requests name this one no more; answered when those that do have ended."""
+
+    ask_id: int
+    name: str
+
+
+class LoraChanged(Message, tag="lora_changed"):
+    """Answer to these."""
+
+    ask_id: int
+    code: str = ""  # of `error`, see procengine.errors; "": it is done
+    error: str = ""
+
+
+class ChangeAdapter(Message, tag="change_adapter"):
+    """Supervisor to frontend: load an adapter, or unload it."""
+
+    ask_id: int
+    name: str
+    path: str | None  # None: unload it
+
+
+class AdapterChanged(Message, tag="adapter_changed"):
+    """Answer to ChangeAdapter; or, with the `ask_id` -1, a loaded adapter is gone by itself, and why."""
+
+    ask_id: int
+    name: str
+    code: str = ""
+    error: str = ""
+
+
+class Adapters(Message, tag="adapters"):
+    """Supervisor to HTTP processes: all adapters that requests may name."""
+
+    modules: list[tuple[str, str]]  # name and path
 
 
 class TakeRecord(Message, tag="take_record"):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from procengine.messages.base import Message
 
 __all__ = [
+    "AdapterLoaded",
     "Begin",
     "EmbedInput",
     "EmbedResult",
+    "LoadAdapter",
     "StepFailed",
     "StepInput",
     "StepResult",
@@ -22,6 +24,14 @@ class Begin(Message, tag="begin"):
     """First message of a frontend that is not the group's first: forget what was of earlier ones, say WorkerReady."""
 
     epoch: int  # of the frontend
+
+
+class LoadAdapter(Message, tag="load_adapter"):
+    """Read the LoRA adapter of this folder, and let it have this place from then on; say AdapterLoaded."""
+
+    number: int  # of this loading, by this frontend
+    place: int
+    path: str
 
 
 class StepInput(Message, tag="step"):
@@ -77,6 +87,15 @@ class WorkerReady(Message, tag="worker_ready"):
     rank: int
     epoch: int
     num_blocks: int
+
+
+class AdapterLoaded(Message, tag="adapter_loaded"):
+    """Answer to LoadAdapter: steps that come after this may use the adapter."""
+
+    rank: int
+    epoch: int
+    number: int
+    error: str | None = None  # why it cannot be
 
 
 class StepFailed(Message, tag="step_failed"):

@@ -16,7 +16,9 @@ from procengine.kernels.attention import Rotation
 from procengine.kernels.linear.quantized import WeightKind
 from procengine.kernels.operations import Operations
 from procengine.models.decoder import AttentionCallback
+from procengine.models.lora_bank import LoraPass
 from procengine.models.new_tensors import Matrix, NewTensors, as_floats, narrow, rounded
+from procengine.models.rotary import pairing_order
 
 __all__ = ["Attention"]
 
@@ -69,7 +71,7 @@ class Attention:
             if norm is not None and self._norm_offset:
                 norm.add_(self._norm_offset)
         if self._rotary_dim is not None and self._rotary_dim < self._head_dim:
-            order = _pairing_order(self._head_dim, self._rotary_dim).to(self.qkv.device)
+            order = torch.from_numpy(pairing_order(self._head_dim, self._rotary_dim)).to(self.qkv.device)
             num_turned = self._heads[0] + self._heads[1]
             for fused in (as_floats(self.qkv), self.qkv_bias):
                 if fused is not None:
@@ -82,28 +84,25 @@ class Attention:
         self.qkv_bias, self.output_bias = narrow(self.qkv_bias, dtype), narrow(self.output_bias, dtype)
         self.q_norm, self.k_norm = narrow(self.q_norm, dtype), narrow(self.k_norm, dtype)
 
-    def __call__(self, x: Tensor, rotation: Rotation | None, attention: AttentionCallback) -> Tensor:
+    def __call__(
+        self, x: Tensor, rotation: Rotation | None, attention: AttentionCallback, adapters: LoraPass | None = None
+    ) -> Tensor:
         linear = self._operations.linear
-        heads = linear(x, self.qkv, self.qkv_bias).view(x.shape[0], -1, self._head_dim)
+        projected = linear(x, self.qkv, self.qkv_bias)
+        if adapters is not None:
+            adapters.add(self._index, "qkv", x, projected)
+        heads = projected.view(x.shape[0], -1, self._head_dim)
         q, k, v = heads.split(self._heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self._normalised(q, self.q_norm), self._normalised(k, self.k_norm)
-        return linear(attention(self._index, q, k, v, rotation).flatten(1), self.output, self.output_bias)
+        attended = attention(self._index, q, k, v, rotation).flatten(1)
+        out = linear(attended, self.output, self.output_bias)
+        if adapters is not None:
+            adapters.add(self._index, "output", attended, out)
+        return out
 
     def _normalised(self, heads: Tensor, weight: Tensor) -> Tensor:
         rms_norm = self._operations.rms_norm
         if self._norm_is_whole:
             return rms_norm(heads.flatten(1), weight, self._eps).view(heads.shape)
         return rms_norm(heads, weight, self._eps)
-
-
-def _pairing_order(head_dim: int, rotary_dim: int) -> Tensor:
-    """Where each dimension of a head comes from so that i turns with i + D/2, as the operations have it.
-
-    Only the first R dimensions turn, and in the checkpoint i does with i + R/2. Scores do not see the order, which is
-    the same for queries and keys.
-    """
-    half = rotary_dim // 2
-    first, second, rest = torch.arange(head_dim).split((half, half, head_dim - rotary_dim))
-    kept, kept_too = rest.chunk(2)
-    return torch.cat((first, kept, second, kept_too))

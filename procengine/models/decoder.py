@@ -15,9 +15,10 @@ from procengine.config import ModelConfig
 from procengine.kernels.attention import AttentionSpec, Rotation
 from procengine.kernels.linear.quantized import WeightKind
 from procengine.kernels.operations import Operations
+from procengine.models.lora_bank import LoraPass
 from procengine.models.new_tensors import NewTensors
 
-__all__ = ["AttentionCallback", "Decoder", "DecoderClass", "DecoderLayer", "LoadableDecoder"]
+__all__ = ["AdaptedDecoder", "AttentionCallback", "Decoder", "DecoderClass", "DecoderLayer", "LoadableDecoder"]
 
 # attention(layer_index, q [T, H, D], k [T, Hkv, D], v [T, Hkv, D], rotation) -> [T, H, D]. Queries and keys are not yet
 # turned: whoever attends turns them, in the pass that stores the keys if it can. None: they are not to be turned.
@@ -95,6 +96,21 @@ class Decoder(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits. hidden: [S, hidden_size], rows of `forward`'s result; returns float32 [S, vocab_size]."""
+        ...
+
+
+class AdaptedDecoder(Decoder, Protocol):
+    """A model whose projections take adapters."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionCallback,
+        num_layers: int | None = None,
+        adapters: LoraPass | None = None,
+    ) -> Tensor:
+        """The same, with what `adapters` add to the projections."""
         ...
 
 

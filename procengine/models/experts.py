@@ -14,6 +14,7 @@ from torch import Tensor
 from procengine.config import ExpertsConfig, ModelConfig
 from procengine.kernels.linear.quantized import WeightKind
 from procengine.kernels.operations import Operations
+from procengine.models.lora_bank import LoraPass
 from procengine.models.mlp import Mlp, gated_activation
 from procengine.models.new_tensors import Matrix, NewTensors, as_floats, narrow, rounded
 
@@ -58,7 +59,8 @@ class Experts:
         if self.shared is not None:
             self.shared.quantize(kind, dtype)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, layer: int = 0, adapters: LoraPass | None = None) -> Tensor:
+        del layer, adapters  # which take none of their matrices
         weights, chosen = self._route(x)
         out = torch.zeros_like(x)
         for expert in chosen.unique().tolist():  # in ascending order, so that sums do not depend on the batch

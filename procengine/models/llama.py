@@ -18,6 +18,7 @@ from procengine.kernels.operations import Operations
 from procengine.kernels.rope import RotaryTable
 from procengine.models.decoder import AttentionCallback
 from procengine.models.llama_layer import Layer
+from procengine.models.lora_bank import LoraPass
 from procengine.models.new_tensors import Matrix, NewTensors, as_floats, rounded
 from procengine.models.rotary import rotary_tables
 from procengine.models.tensor_names import EMBEDDING, LM_HEAD
@@ -79,7 +80,12 @@ class LlamaModel:
         self.lm_head = rounded(self.lm_head, kind)
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback, num_layers: int | None = None
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionCallback,
+        num_layers: int | None = None,
+        adapters: LoraPass | None = None,
     ) -> Tensor:
         residual = functional.embedding(input_ids, self.embedding)
         if self._embedding_scale != 1.0:
@@ -87,11 +93,11 @@ class LlamaModel:
         x = self._normalised(residual, self.layers[0].input_norm)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         run = list(zip(self.layers, self._rotary, next_norms, strict=True))[:num_layers]
-        for layer, rotary, next_norm in run:
+        for index, (layer, rotary, next_norm) in enumerate(run):
             rotation = None if rotary is None else Rotation(*rotary, positions)
-            x = layer.attention(x, rotation, attention)
+            x = layer.attention(x, rotation, attention, adapters)
             x, residual = self._add(x, residual, layer.attention_output_norm, layer.mlp_norm)
-            x, residual = self._add(layer.mlp(x), residual, layer.mlp_output_norm, next_norm)
+            x, residual = self._add(layer.mlp(x, index, adapters), residual, layer.mlp_output_norm, next_norm)
         return x if num_layers is None else residual
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

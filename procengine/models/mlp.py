@@ -13,6 +13,7 @@ from torch import Tensor
 from procengine.config import ModelConfig
 from procengine.kernels.linear.quantized import WeightKind
 from procengine.kernels.operations import Operations
+from procengine.models.lora_bank import LoraPass
 from procengine.models.new_tensors import Matrix, NewTensors, as_floats, narrow, rounded
 
 __all__ = ["Mlp", "gated_activation"]
@@ -58,6 +59,12 @@ class Mlp:
         self.gate_up, self.down = rounded(self.gate_up, kind), rounded(self.down, kind)
         self.gate_up_bias, self.down_bias = narrow(self.gate_up_bias, dtype), narrow(self.down_bias, dtype)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        inner = self._activate(self._linear(x, self.gate_up, self.gate_up_bias))
-        return self._linear(inner, self.down, self.down_bias)
+    def __call__(self, x: Tensor, layer: int = 0, adapters: LoraPass | None = None) -> Tensor:
+        gate_up = self._linear(x, self.gate_up, self.gate_up_bias)
+        if adapters is not None:
+            adapters.add(layer, "gate_up", x, gate_up)
+        inner = self._activate(gate_up)
+        out = self._linear(inner, self.down, self.down_bias)
+        if adapters is not None:
+            adapters.add(layer, "down", inner, out)
+        return out

@@ -1,15 +1,18 @@
 """The rotary tables of a model.
 
-Owns: how a ModelConfig names what `kernels.rope` needs, and which layer turns by which table. Never does: compute
-frequencies.
+Owns: how a ModelConfig names what `kernels.rope` needs, which layer turns by which table, and the order of dimensions
+in heads that turn in part. Never does: compute frequencies.
 """
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from procengine.config import ModelConfig, RopeScaling
 from procengine.kernels.rope import RopeSpec, RotaryTable, make_rotary_table
 
-__all__ = ["rotary_table", "rotary_tables"]
+__all__ = ["pairing_order", "rotary_table", "rotary_tables"]
 
 
 def rotary_table(config: ModelConfig) -> RotaryTable:
@@ -26,6 +29,17 @@ def rotary_tables(config: ModelConfig) -> tuple[RotaryTable | None, ...]:
         None if layer in config.decoder.plain_layers else own if layer in config.decoder.global_layers else local
         for layer in range(config.num_layers)
     )
+
+
+def pairing_order(head_dim: int, rotary_dim: int) -> NDArray[np.int64]:
+    """Where each dimension of a head comes from so that i turns with i + D/2, as the operations have it.
+
+    Only the first R dimensions turn, and in the checkpoint i does with i + R/2. Scores do not see the order, which is
+    the same for queries and keys.
+    """
+    dims, half, rest = np.arange(head_dim), rotary_dim // 2, -(-(head_dim - rotary_dim) // 2)
+    first, second, kept, kept_too = np.split(dims, (half, rotary_dim, rotary_dim + rest))
+    return np.concatenate((first, kept, second, kept_too))
 
 
 def _table(config: ModelConfig, theta: float, scaling: RopeScaling) -> RotaryTable:

@@ -1,4 +1,5 @@
-"""Weights from a Hugging Face folder: `model.safetensors`, or shards listed by `model.safetensors.index.json`.
+"""Weights from a Hugging Face folder: `model.safetensors`, shards listed by `model.safetensors.index.json`, or, where
+there is neither, `pytorch_model.bin`, which is read without unpickling.
 
 Owns: finding the file of each tensor. Never does: copy a file into memory; tensors come from the mapped file.
 """
@@ -17,11 +18,13 @@ from procengine.errors import ModelError
 from procengine.kernels.native.arguments import BFLOAT16
 from procengine.models.weights import RowPiece
 from procengine.safetensors_file import SafetensorsFile
+from procengine.torch_file import TorchFile
 
 __all__ = ["SafetensorsWeights"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_TORCH = "pytorch_model.bin"
 _CHUNK_BYTES = 1 << 20
 _READABLE: dict[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
@@ -32,13 +35,14 @@ _READABLE: dict[str, np.dtype[Any]] = {
 
 
 class SafetensorsWeights:
-    """A WeightSource over the safetensors files of one folder."""
+    """A WeightSource over the files of one folder."""
 
     def __init__(self, folder: Path, prefix: str = "model.") -> None:
         self._stored_name: dict[str, str] = {}
-        self._file: dict[str, SafetensorsFile] = {}
+        self._file: dict[str, SafetensorsFile | TorchFile] = {}
         for file_name in _weight_files(folder):
-            file = SafetensorsFile(folder / file_name)
+            path = folder / file_name
+            file = TorchFile(path) if file_name == _TORCH else SafetensorsFile(path)
             self._file |= dict.fromkeys(file.tensors, file)
         # Embedding models are often saved without the language-model wrapper, and then without its prefix.
         bare = not any(stored_name.startswith(prefix) for stored_name in self._file)
@@ -80,6 +84,8 @@ def _weight_files(folder: Path) -> list[str]:
         return [_SINGLE]
     index_path = folder / _INDEX
     if not index_path.is_file():
+        if (folder / _TORCH).is_file():
+            return [_TORCH]
         raise ModelError(f"{folder} holds neither {_SINGLE} nor {_INDEX}")
     try:
         weight_map: dict[str, str] = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]

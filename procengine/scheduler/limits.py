@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from procengine.kv_cache.block_groups import BlockGroups
+
 __all__ = ["SchedulerLimits"]
 
 
@@ -20,14 +22,27 @@ class SchedulerLimits:
     enable_prefix_caching: bool = True
     is_priority_policy: bool = False
     decode_steps: int = 1
-    max_embed_tokens: int | None = None  # of a step whose sequences are not cut; None: as of any other
     max_mixed_tokens: int | None = None  # of a step whose decode rows wait for its prompts; None: as of any other
     num_speculative_tokens: int = 0  # most proposed tokens a row tries in a step; 0 is no speculation
+    windows: tuple[int | None, ...] = (None,)  # of each group of layers, see `BlockGroups`
 
     @property
     def pool_tokens(self) -> int:
-        """Most tokens one request can ever hold."""
-        return self.num_blocks * self.block_size
+        """Most tokens one request can ever have."""
+        groups = BlockGroups(self.windows, self.block_size)
+        return groups.most_tokens(self.num_blocks, self._num_row_tokens, self.max_model_len)
+
+    @property
+    def max_chunk_tokens(self) -> int:
+        """Most tokens of one prompt in a step."""
+        return self.max_num_batched_tokens if self.enable_chunked_prefill else self.max_model_len
+
+    @property
+    def _num_row_tokens(self) -> int:
+        """Tokens of a step that cannot be cut: chunks of prompts are as small as they have to be."""
+        if not self.enable_chunked_prefill:
+            return self.max_model_len
+        return max(self.decode_steps, 1 + self.num_speculative_tokens)
 
     def prompt_tokens_beside(self, num_decode_rows: int) -> int:
         """Most prompt tokens of a step with so many decode rows. However many they are, they leave half of

@@ -42,11 +42,11 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class BlockUpdate:
-    """Block table entries that changed: `block_tables[slots, indices] = blocks`, arrays of one length."""
+    """Block table entries that changed: `block_tables[:, slots, indices] = blocks`."""
 
-    slots: NDArray[np.intp]
-    indices: NDArray[np.int32]
-    blocks: NDArray[np.int32]
+    slots: NDArray[np.intp]  # [n]
+    indices: NDArray[np.int32]  # [n]
+    blocks: NDArray[np.int32]  # [groups, n]
 
 
 @dataclass(slots=True)

@@ -18,14 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.kv_cache.block_pool import BlockPool
+from procengine.kv_cache.cached_prefix import CachedPrefix
 from procengine.request import NO_SLOT, Request
-from procengine.row_features import GRAMMAR
 from procengine.scheduler.counters import SchedulerCounters
 from procengine.scheduler.drafts import plan_drafts, propose_drafts
 from procengine.scheduler.grammar_rows import GrammarRows
 from procengine.scheduler.limits import SchedulerLimits
+from procengine.scheduler.lone_suspects import LoneSuspects
 from procengine.scheduler.owed_results import OwedResults
 from procengine.scheduler.plan import BlockUpdate, PrefillChunk, StepPlan
+from procengine.scheduler.ready_rows import ready_rows
 from procengine.scheduler.request_blocks import RequestBlocks
 from procengine.scheduler.slot_table import VACANT, Slots, SlotTable
 from procengine.scheduler.waiting_queue import WaitingQueue
@@ -43,16 +45,18 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.counters = SchedulerCounters()
-        self.table = SlotTable(limits.max_num_seqs, limits.max_model_len, limits.block_size)
+        num_groups = len(limits.windows)
+        self.table = SlotTable(limits.max_num_seqs, limits.max_model_len, limits.block_size, num_groups)
         self.pool = BlockPool(limits.num_blocks, enable_prefix_caching=limits.enable_prefix_caching)
-        self._blocks = RequestBlocks(self.pool, limits.block_size, enable_prefix_caching=limits.enable_prefix_caching)
+        self._blocks = RequestBlocks(self.pool, self.table, limits)
         self.waiting = WaitingQueue()
         self._prefilling: list[Request] = []
         self._decode_slots: Slots = np.zeros(0, np.intp)
         self._row_steps: Int32s = np.zeros(0, np.int32)
         self.grammars = GrammarRows()
         self._owed = OwedResults()
-        self._suspect: Request | None = None
+        self._suspects = LoneSuspects()
+        self._speculates = limits.num_speculative_tokens > 0
 
     # --- requests in and out
 
@@ -70,7 +74,7 @@ class Scheduler:
         if self._prefilling:
             return True
         request = self.waiting.peek() if self.table.num_vacant else None
-        if request is None or request.num_in_flight or not self._may_join(request):
+        if request is None or request.num_in_flight or not self._suspects.let_in(request, self.table):
             return False
         num_blocks = self._blocks.count_needed(len(request.token_ids)) + self._num_reserved_blocks
         return num_blocks <= self.pool.num_available
@@ -148,11 +152,10 @@ class Scheduler:
         return plan
 
     def _schedule_decodes(self, plan: StepPlan) -> None:
-        table, slots = self.table, self._decode_slots
-        must_wait = self._must_wait(slots) if self._num_waiting_rows else None
-        if must_wait is not None:
-            is_ready = ~must_wait | (table.num_tokens[slots] == table.num_computed[slots] + 1)
-            slots, must_wait = slots[is_ready], must_wait[is_ready]
+        table = self.table
+        slots, must_wait = self._decode_slots, None
+        if self._speculates or self.grammars.num_running:  # a group that has no such rows pays nothing for them
+            slots, must_wait = ready_rows(table, slots, speculates=self._speculates)
         if not slots.size:
             return
         decode_steps = 1 if self.limits.decode_steps == 1 or self.would_prefill else self.limits.decode_steps
@@ -160,31 +163,14 @@ class Scheduler:
         is_due = table.num_computed[slots] + row_steps > table.next_events[slots]
         if must_wait is not None:
             is_due |= must_wait
-        drafts: dict[int, Int32s] = {}
         if is_due.any():  # the other rows, usually most of them, only go on by so many positions
-            num_left = table.end_positions[slots] - table.num_computed[slots] - 1
-            row_steps = np.minimum(row_steps, num_left)
-            if must_wait is not None:
-                row_steps[must_wait] = np.minimum(row_steps[must_wait], 1)
-            is_going_on = num_left > 0
-            if not is_going_on.all():  # else the array stays the one that the input builder knows
-                slots, num_left = slots[is_going_on], num_left[is_going_on]
-                row_steps, is_due = row_steps[is_going_on], is_due[is_going_on]
-            drafts = propose_drafts(table, slots, num_left, self.limits.num_speculative_tokens)
-            if drafts:
-                row_steps += np.array([drafts[s].size if s in drafts else 0 for s in slots.tolist()], np.int32)
-            slots, row_steps = self._reserve_decode_blocks(plan, slots, row_steps, is_due)
-            if drafts:
-                budget = self.limits.max_num_batched_tokens // 2 - slots.size  # the other half is for prompts
-                chunks, slots, row_steps = plan_drafts(table, slots, drafts, budget)
-                plan.chunks += chunks
-                self.counters.num_draft_tokens += sum(chunk.token_ids.size - 1 for chunk in chunks)
+            slots, row_steps = self._decide_due_rows(plan, slots, row_steps, is_due, must_wait)
             if not slots.size:
                 return
         plan.decode_slots, plan.row_steps = slots, row_steps
         plan.decode_steps = 1 if decode_steps == 1 else int(row_steps.max())
         plan.decode_positions = table.num_computed[slots]
-        if self.limits.num_speculative_tokens:  # the worker's own record of a row ends at its last rejected proposal
+        if self._speculates:  # the worker's own record of a row ends at its last rejected proposal
             plan.decode_token_ids = table.token_ids[slots, plan.decode_positions]
         table.num_computed[slots] = plan.decode_positions + row_steps
 
@@ -194,18 +180,37 @@ class Scheduler:
             self._row_steps = np.full(num_rows, decode_steps, np.int32)
         return self._row_steps
 
-    # --- rows whose newest token must be back before they can be planned
+    def _decide_due_rows(
+        self,
+        plan: StepPlan,
+        slots: Slots,
+        row_steps: Int32s,
+        is_due: NDArray[np.bool_],
+        must_wait: NDArray[np.bool_] | None,
+    ) -> tuple[Slots, Int32s]:
+        """Leave out rows that are complete, give the others blocks, and make chunks of those that try proposed tokens.
 
-    @property
-    def _num_waiting_rows(self) -> int:
-        """Upper bound of such rows; 0 in a group that has none, which then pays nothing for them."""
-        return self._decode_slots.size if self.limits.num_speculative_tokens else self.grammars.num_running
-
-    def _must_wait(self, slots: Slots) -> NDArray[np.bool_]:
-        if self.limits.num_speculative_tokens:
-            return np.ones(slots.size, np.bool_)
-        must_wait: NDArray[np.bool_] = (self.table.features[slots] & GRAMMAR) != 0
-        return must_wait
+        Returns:
+            The ordinary decode rows that are left, and their steps.
+        """
+        num_left = self.table.end_positions[slots] - self.table.num_computed[slots] - 1
+        row_steps = np.minimum(row_steps, num_left)
+        if must_wait is not None:
+            row_steps[must_wait] = np.minimum(row_steps[must_wait], 1)
+        is_going_on = num_left > 0
+        if not is_going_on.all():  # else the array stays the one that the input builder knows
+            slots, num_left = slots[is_going_on], num_left[is_going_on]
+            row_steps, is_due = row_steps[is_going_on], is_due[is_going_on]
+        drafts = propose_drafts(self.table, slots, num_left, self.limits.num_speculative_tokens)
+        if not drafts:
+            return self._reserve_decode_blocks(plan, slots, row_steps, is_due)
+        row_steps += np.array([drafts[s].size if s in drafts else 0 for s in slots.tolist()], np.int32)
+        slots, _ = self._reserve_decode_blocks(plan, slots, row_steps, is_due)
+        budget = self.limits.max_num_batched_tokens // 2 - slots.size  # the other half is for prompts
+        chunks, slots, row_steps = plan_drafts(self.table, slots, drafts, budget)
+        plan.chunks += chunks
+        self.counters.num_draft_tokens += sum(chunk.token_ids.size - 1 for chunk in chunks)
+        return slots, row_steps
 
     def _reserve_decode_blocks(
         self, plan: StepPlan, slots: Slots, row_steps: Int32s, is_due: NDArray[np.bool_]
@@ -215,7 +220,9 @@ class Scheduler:
         Only rows that are due may need one. One request alone always fits (`end_position` is at most `pool_tokens`), so
         this ends.
         """
-        table = self.table
+        table, num_groups = self.table, self._blocks.groups.num_groups
+        if self._blocks.groups.has_windows:
+            self._blocks.drop_passed(slots[is_due])
         while True:
             due = slots[is_due]
             last_positions = table.num_computed[due] + row_steps[is_due] - 1
@@ -223,16 +230,13 @@ class Scheduler:
             num_missing = np.maximum(last_positions // table.block_size + 1 - table.num_blocks[due], 0)
             if not num_missing.any():
                 return slots, row_steps
-            if num_missing.sum() <= self.pool.num_available:
+            if num_missing.sum() * num_groups <= self.pool.num_available:
                 break
             self._preempt_last()
             stays = table.keys[slots] != VACANT
             slots, row_steps, is_due = slots[stays], row_steps[stays], is_due[stays]
         for round_ in range(int(num_missing.max(initial=0))):
-            growing = due[num_missing > round_]
-            blocks = self.pool.allocate(growing.size)
-            assert blocks is not None
-            plan.block_updates.append(BlockUpdate(growing, table.append_blocks(growing, blocks), blocks))
+            plan.block_updates.append(self._blocks.grow(due[num_missing > round_]))
         return slots, row_steps
 
     def _schedule_prefills(self, plan: StepPlan, budget: int) -> int:
@@ -246,50 +250,40 @@ class Scheduler:
         while budget > 0 and self.table.num_vacant and (request := self.waiting.peek()):
             if request.num_in_flight:
                 break  # its newest tokens are still under way; they come with a step already sent
-            if not self._may_join(request):
+            if not self._suspects.let_in(request, self.table):
                 break
-            matched = self._blocks.match(request)
-            num_cached = len(matched) * self.limits.block_size
+            prefix = self._blocks.match(request)
+            num_cached = prefix.num_blocks * self.limits.block_size
             if not self.limits.enable_chunked_prefill and len(request.token_ids) - num_cached > budget:
                 break
-            blocks = self._blocks.take(request, matched, self._num_reserved_blocks)
+            blocks = self._blocks.take(request, prefix, self._num_reserved_blocks)
             if blocks is None:
                 break
             self.waiting.pop()
-            self._start(plan, request, blocks, num_cached)
+            self._start(plan, request, blocks, prefix)
             budget -= self._schedule_chunk(plan, request, budget)
-
-    def _may_join(self, request: Request) -> bool:
-        """Whether it may run beside those that do: a suspect runs alone."""
-        suspect = self._suspect
-        if suspect is not None:
-            if suspect.slot != NO_SLOT and self.table.num_tokens[suspect.slot] < suspect.death_position:
-                return False
-            suspect.num_worker_deaths = 0
-            self._suspect = None
-        return not (request.is_suspect and self.num_running)
 
     @property
     def _num_reserved_blocks(self) -> int:
         """What the running rows will need soon stays free: admitting a request only to preempt it is waste."""
-        return self._decode_slots.size // self.limits.block_size + 1 if self.num_running else 0
+        per_group = self._decode_slots.size // self.limits.block_size + 1 if self.num_running else 0
+        return per_group * self._blocks.groups.num_groups
 
-    def _start(self, plan: StepPlan, request: Request, blocks: Int32s, num_cached: int) -> None:
+    def _start(self, plan: StepPlan, request: Request, blocks: Int32s, prefix: CachedPrefix) -> None:
         slot, table = self.table.place(request), self.table
-        table.set_blocks(slot, blocks)
-        table.num_computed[slot] = num_cached
+        indices = table.extend_blocks(slot, blocks)
+        table.first_blocks[:, slot] = prefix.firsts
+        table.num_computed[slot] = num_cached = prefix.num_blocks * table.block_size
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached
             self.counters.prompt_tokens += len(request.prompt_token_ids)
             self.counters.prefix_hit_tokens += num_cached
         self._prefilling.append(request)
         self.grammars.enter(request)
-        if request.is_suspect:
-            self._suspect = request
+        self._suspects.enter(request)
         plan.admitted.append(request)
-        plan.block_updates.append(
-            BlockUpdate(np.full(blocks.size, slot, np.intp), np.arange(blocks.size, dtype=np.int32), blocks)
-        )
+        if indices.size:
+            plan.block_updates.append(BlockUpdate(np.full(indices.size, slot, np.intp), indices, blocks))
 
     def _schedule_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
         """Plan the next known tokens of a running request. Returns how many."""
@@ -300,6 +294,10 @@ class Scheduler:
             if not self.limits.enable_chunked_prefill:
                 return 0
             length = budget
+        if self._blocks.groups.has_windows:
+            length = self._blocks.reserve_chunk(slot, start, length, plan.block_updates)
+            if not length:
+                return 0
         end = start + length
         is_last = end == num_tokens
         targets = request.prompt_token_ids[start + 1 : end + 1] if request.wants_prompt_logits else _NO_TOKENS
@@ -310,7 +308,7 @@ class Scheduler:
             )
         )
         table.num_computed[slot] = end
-        self._blocks.publish_prompt(request, table.block_tables[slot], start, end)
+        self._blocks.publish_prompt(request, slot, start, end)
         if is_last:
             self._prefilling.remove(request)
             self._decode_slots = np.append(self._decode_slots, np.intp(slot))
@@ -387,13 +385,9 @@ class Scheduler:
             request.num_in_flight = 0
         else:
             self._decode_slots = self._decode_slots[self._decode_slots != slot]
-            request.num_in_flight = int(table.num_computed[slot] + 1 - table.num_tokens[slot])
-            if table.has_drafts[slot]:
-                request.num_in_flight = 1  # one result, of as many tokens as the worker accepts
-        num_confirmed = int(min(table.num_computed[slot], table.num_tokens[slot]))
-        if table.has_drafts[slot]:  # it may end by a token that stands where another one was proposed and computed
-            num_confirmed = int(table.num_tokens[slot]) - 1
-        self._blocks.release(request, table.held_blocks(slot), table.token_ids[slot, :num_confirmed])
+            request.num_in_flight = table.num_results_in_flight(slot)
+        confirmed = table.token_ids[slot, : table.num_cacheable(slot)]
+        self._blocks.release(request, slot, confirmed)
         table.vacate(request)
 
     def check_integrity(self) -> None:
@@ -401,9 +395,11 @@ class Scheduler:
         running = [r for r in self.table.requests if r is not None]
         held = np.zeros(self.limits.num_blocks, np.int64)
         for request in running:
-            held[self.table.held_blocks(request.slot)] += 1
+            for blocks in self.table.held_blocks(request.slot):
+                np.add.at(held, blocks, 1)
         self.pool.check_integrity(held)
         rows = set(self._decode_slots.tolist()) | {r.slot for r in self._prefilling}
         assert rows == {r.slot for r in running}, "a running request is in no list, or in two"
+        self._blocks.check_integrity([r.slot for r in running])
         decoding = self._decode_slots
         assert (self.table.num_computed[decoding] + 1 >= self.table.num_tokens[decoding]).all()

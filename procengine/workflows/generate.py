@@ -6,17 +6,20 @@ Never does: read a clock or a socket.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from procengine.adapter_table import unknown_adapter
 from procengine.config import LimitsConfig
 from procengine.errors import InvalidRequestError
 from procengine.input_builder import InputBuilder
+from procengine.kv_cache.block_hashes import adapter_salt
 from procengine.messages import Register, StepInput, StepResult
 from procengine.pipeline import Gauges, PlannedStep
-from procengine.request import Request
+from procengine.request import NO_ADAPTER, Request, RowSampling
+from procengine.row_features import ADAPTER
 from procengine.sampling_params import SamplingParams
 from procengine.scheduler.drafts import settle_drafts
 from procengine.scheduler.limits import SchedulerLimits
@@ -40,12 +43,14 @@ class GenerateBody(PromptBody, frozen=True, kw_only=True, forbid_unknown_fields=
         priority: smaller is served first (with the priority policy).
         cache_salt: requests share cached prefixes only with the same salt.
         echo: begin the text with the prompt's.
+        lora_name: the LoRA adapter to use; "" is the model as it is.
     """
 
     sampling_params: SamplingParams = SamplingParams()
     priority: int = 0
     cache_salt: str = ""
     echo: bool = False
+    lora_name: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -85,6 +90,7 @@ def accept(body: GenerateBody, prepared: Prepared, facts: ModelFacts, identity: 
     # The pool bounds a request too: one that outgrows it alone could never go on, so it ends by length.
     end_position = min(_end_position(len(prompt), params, facts), facts.pool_tokens)
     stop_token_ids = (() if params.ignore_eos else facts.eos_token_ids) + params.stop_ids
+    adapter, cache_salt = _adapter(body, facts)
     rules = row_rules(params, stop_token_ids, prepared.word_ids)
     return [
         Request(
@@ -95,16 +101,33 @@ def accept(body: GenerateBody, prepared: Prepared, facts: ModelFacts, identity: 
             prompt_token_ids=prompt,
             end_position=end_position,
             min_position=len(prompt) + params.min_tokens,
-            sampling=row_sampling(params, identity.seed, index, facts.vocab_size),
+            sampling=_row_sampling(params, identity.seed, index, facts.vocab_size, adapter),
             rules=rules,
             grammar=prepared.make_grammar() if prepared.make_grammar else None,
             num_prompt_logprobs=params.prompt_logprobs if params.prompt_logprobs is not None and not index else -1,
             stop_token_ids=stop_token_ids,
             priority=body.priority,
-            cache_salt=body.cache_salt.encode(),
+            cache_salt=cache_salt,
+            adapter=adapter,
         )
         for index in range(params.n)
     ]
+
+
+def _adapter(body: GenerateBody, facts: ModelFacts) -> tuple[int, bytes]:
+    """The place of the request's adapter, and the salt of its blocks, which are found under the same adapter only."""
+    salt = body.cache_salt.encode()
+    if not body.lora_name:
+        return NO_ADAPTER, salt
+    adapter = facts.adapters.get(body.lora_name)
+    if adapter is None:
+        raise unknown_adapter(body.lora_name, facts.adapters)
+    return adapter.place, adapter_salt(adapter.number, salt)
+
+
+def _row_sampling(params: SamplingParams, seed: int, index: int, vocab_size: int, adapter: int) -> RowSampling:
+    sampling = row_sampling(params, seed, index, vocab_size)
+    return sampling if adapter == NO_ADAPTER else replace(sampling, features=sampling.features | ADAPTER)
 
 
 def register(request: Request, body: GenerateBody) -> Register:

@@ -90,6 +90,7 @@ class PrefillRequest:
     num_worker_deaths: int = 0
     token_types: Int32s | None = None
     options: tuple[int, ...] = ()
+    in_pieces: bool = False  # over several steps, if it is too long for one
     num_planned: int = 0  # tokens that are in steps, of a sequence that comes in pieces
 
 
@@ -128,7 +129,13 @@ def make_request(
     if types is not None and int(types.max()) >= facts.num_token_types:
         types = None  # of a tokenizer that tells texts apart for a model that does not
     return PrefillRequest(
-        identity.key, identity.client, identity.request_id, prompt, token_types=types, options=options
+        identity.key,
+        identity.client,
+        identity.request_id,
+        prompt,
+        token_types=types,
+        options=options,
+        in_pieces=in_pieces,
     )
 
 
@@ -147,13 +154,13 @@ def register_as(workflow: str, request: PrefillRequest) -> Register:
 
 class PrefillPlanner:
     """First come, first served; as many whole sequences a step as the token budget takes. One that is longer than the
-    budget comes in pieces, a step each."""
+    budget comes in pieces, a step each, or alone if it cannot be cut."""
 
     workflow: ClassVar[str]
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.counters = SchedulerCounters()
-        self._max_tokens = limits.max_embed_tokens or limits.max_num_batched_tokens
+        self._max_tokens = limits.max_num_batched_tokens  # as of any other step: generation may wait for its end
         self._max_rows = limits.max_num_seqs
         self._waiting: deque[PrefillRequest] = deque()
         self._running: dict[int, PrefillRequest] = {}
@@ -198,7 +205,7 @@ class PrefillPlanner:
         """The rows of the next step, or None if nothing waits."""
         while self._waiting and self._waiting[0].is_finished:
             self._waiting.popleft()
-        if self._waiting and len(self._waiting[0].token_ids) > self._max_tokens:
+        if self._waiting and self._waiting[0].in_pieces and len(self._waiting[0].token_ids) > self._max_tokens:
             return self._take_piece()
         rows = self._take_rows()
         self._running.update((r.key, r) for r in rows)
@@ -281,7 +288,7 @@ class PrefillPlanner:
         while self._waiting and len(rows) < self._max_rows:
             request = self._waiting[0]
             if not request.is_finished:
-                if len(request.token_ids) > budget or (rows and not _go_together(rows[0], request)):
+                if rows and (len(request.token_ids) > budget or not _go_together(rows[0], request)):
                     break
                 rows.append(request)
                 budget -= len(request.token_ids)

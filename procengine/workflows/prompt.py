@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from procengine.adapter_table import AdapterFacts
 from procengine.config import LimitsConfig
 from procengine.errors import InvalidRequestError
 from procengine.request import TokenMasks
@@ -138,6 +139,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     num_token_types: int = 0  # that the model tells apart
     is_causal: bool = False  # tokens see those before them alone: a sequence can come piece by piece
     pooling: str = "last"  # how `embed` reduces hidden states
+    adapters: dict[str, AdapterFacts] = {}  # LoRA adapters that requests may name
 
 
 class Identity(Protocol):

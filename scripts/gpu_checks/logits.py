@@ -36,7 +36,7 @@ def logits_of(config: ModelConfig, model: Model[Any], sequences: Sequence[list[i
             query_start_loc=arrays.send(np.array([0, *accumulate(lengths)], np.int32)),
             seq_lens=arrays.send(np.array(lengths, np.int32)),
             slots=arrays.send(np.arange(len(sequences))),
-            block_tables=arrays.send(tables),
+            block_tables=arrays.send(tables[None]),
             num_decode_rows=0,
             max_query_len=max(lengths),
             max_seq_len=max(lengths),

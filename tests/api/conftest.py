@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,9 @@ def canary(group: Served) -> Canary:
     return Canary.of(group, 2000)
 
 
-@pytest.fixture(scope="module")
-def smollm2_http(smollm2_gguf: Path) -> Iterator[HttpClient]:
-    """A client of the real model."""
-    with tempfile.TemporaryDirectory(prefix="pe-", dir="/tmp") as run_dir, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PROCENGINE_RUN_DIR", run_dir)
-        options: dict[str, Any] = {**SMOLLM2_OPTIONS, "port": 0, "tool_call_parser": "hermes"}
-        with launch_group(resolve(EngineArgs(model=str(smollm2_gguf), **options))) as group:
-            yield HttpClient(group.ready["http"])
+@pytest.fixture(scope="session")
+def smollm2_http(smollm2_gguf: Path, short_dir: Path) -> Iterator[HttpClient]:
+    """A client of the real model, whose start costs seconds."""
+    options: dict[str, Any] = {**SMOLLM2_OPTIONS, "port": 0, "tool_call_parser": "hermes"}
+    with launch_group(resolve(EngineArgs(model=str(smollm2_gguf), **options))) as group:
+        yield HttpClient(group.ready["http"])

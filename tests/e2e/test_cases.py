@@ -79,7 +79,7 @@ def canary(smollm2: RunningGroup) -> Iterator[None]:
     yield
     started_s = time.monotonic()
     assert smollm2.client.generate(P1.text, greedy(4)).outputs[0].token_ids == P1.token_ids
-    assert time.monotonic() - started_s < 5.0
+    assert time.monotonic() - started_s < 20
     assert smollm2.num_open_files() == files_before  # and so all pids are still there
     assert "Traceback" not in smollm2.log
 

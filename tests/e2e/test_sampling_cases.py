@@ -64,7 +64,7 @@ def canary(group: RunningGroup) -> Iterator[None]:
     yield
     started_s = time.monotonic()
     assert group.client.generate(P1.text, greedy(4)).outputs[0].token_ids == P1.token_ids
-    assert time.monotonic() - started_s < 5.0
+    assert time.monotonic() - started_s < 20
     assert group.num_open_files() == files_before  # and so all pids are still there
     assert group.log == log_before
 
@@ -270,15 +270,15 @@ def test_smp_08_penalties_survive_preemption_and_a_warm_cache(group: RunningGrou
     salt = group.new_salt()
     group.num_preemptions()
     for _ in range(2):  # the second time with a warm cache
-        with group.held_until_queued(len(prompts) * 8):
-            outputs = group.generate(prompts * 8, params * 8, cache_salt=salt)
-        assert token_ids(outputs) == alone * 8
+        with group.held_until_queued(len(prompts) * 4):
+            outputs = group.generate(prompts * 4, params * 4, cache_salt=salt)
+        assert token_ids(outputs) == alone * 4
     assert group.num_preemptions() > 0
     for prompt, of_one, expected in zip(prompts, params, alone, strict=True):
         again = group.generate([prompt], of_one, cache_salt=salt)
         assert token_ids(again) == [expected] and (again[0].num_cached_tokens or 0) > 0
 
-    streamed: list[list[int]] = [[] for _ in range(12)]
+    streamed: list[list[int]] = [[] for _ in range(8)]
 
     def run(at: int) -> None:
         streamed[at] = joined(stream(group, prompts[at % 2], params[at % 2], salt + "s"))[1]
@@ -289,7 +289,7 @@ def test_smp_08_penalties_survive_preemption_and_a_warm_cache(group: RunningGrou
             thread.start()
         for thread in threads:
             thread.join()
-    assert streamed == alone * 6
+    assert streamed == alone * 4
     assert group.num_preemptions() > 0
 
 
@@ -398,7 +398,8 @@ def text_prompt(group: RunningGroup, length: int, first: str = "") -> list[int]:
     return prompt_ids(group, first + text)[:length]
 
 
-@pytest.mark.parametrize("length", [100, 31, 32, 33, 48])
+# Blocks hold 16 tokens. Below a border, at it and behind it; the others in the slow lane.
+@pytest.mark.parametrize("length", [31, 32, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (48, 100))])
 def test_smp_14_prompt_logprobs_with_a_warm_cache(length: int, group: RunningGroup, smollm2_oracle: Any) -> None:
     prompt = text_prompt(group, length)
     shared = min(64, length - 7)

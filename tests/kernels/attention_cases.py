@@ -49,8 +49,14 @@ class Case:
 
 
 def make_case(
-    query_lens: list[int], seq_lens: list[int], heads: tuple[int, int] = (6, 2), head_dim: int = 8, block_size: int = 4
+    query_lens: list[int],
+    seq_lens: list[int],
+    heads: tuple[int, int] = (6, 2),
+    head_dim: int = 8,
+    block_size: int = 4,
+    window: int | None = None,
 ) -> Case:
+    """Blocks that such a window has passed, of all of a row's queries, are NaN too."""
     num_heads, num_kv_heads = heads
     blocks_of = [math.ceil(length / block_size) for length in seq_lens]
     num_blocks = sum(blocks_of) + 2
@@ -66,6 +72,9 @@ def make_case(
         k, v = torch.randn(2, seq_len, num_kv_heads, head_dim)
         k_cache.flatten(0, 1)[row_slots] = k
         v_cache.flatten(0, 1)[row_slots] = v
+        passed = 0 if window is None else max(0, seq_len - query_len - window + 1) // block_size
+        for cache in (k_cache, v_cache):
+            cache[tables[row, :passed].long()] = torch.nan
         contexts.append((k, v))
         slots.append(row_slots[seq_len - query_len :])
     meta = AttentionMetadata(

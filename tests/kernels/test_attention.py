@@ -26,15 +26,15 @@ from tests.kernels.attention_cases import attend_one, make_case
     ],
 )
 def test_paged_attention_matches_the_definition(query_lens: list[int], seq_lens: list[int], window: int | None) -> None:
-    case = make_case(query_lens, seq_lens)
+    case = make_case(query_lens, seq_lens, window=window)
     out = paged_attention(case.q, case.k_cache, case.v_cache, case.meta, 0.3, window)
     torch.testing.assert_close(out, case.expected(0.3, window), atol=1e-5, rtol=1e-5)
 
 
 def test_the_way_taken_on_a_device_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = make_case([1, 1, 5, 2, 9], [6, 40, 5, 17, 10])
     monkeypatch.setattr(host_reads, "are_free", lambda tensor: False)
     for window in (None, 3):
+        case = make_case([1, 1, 5, 2, 9], [6, 40, 5, 17, 10], window=window)
         out = paged_attention(case.q, case.k_cache, case.v_cache, case.meta, 0.3, window)
         torch.testing.assert_close(out, case.expected(0.3, window), atol=1e-5, rtol=1e-5)
 

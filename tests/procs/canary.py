@@ -10,7 +10,7 @@ import zmq
 
 from procengine import ipc
 from procengine.messages import GetStatus, Status, decode_status, encode
-from tests.procs.harness import Served, as_ids, is_running, key_of, num_open_fds, tokens_of, wait_until
+from tests.procs.harness import PATIENCE_S, Served, as_ids, is_running, key_of, num_open_fds, tokens_of, wait_until
 from tests.procs.raw_client import RawClient, body
 
 # What is said once of each peer that sends what is no message: tests do little else.
@@ -31,7 +31,7 @@ def ask_status(group: Served) -> Status:
         context.destroy(linger=0)
 
 
-def expect_idle(group: Served, timeout_s: float = 5.0) -> None:
+def expect_idle(group: Served, timeout_s: float = PATIENCE_S) -> None:
     """No process has anything to do any more."""
     wait_until(
         lambda: all(process.queue_depth == 0 for process in ask_status(group).processes),

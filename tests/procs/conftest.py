@@ -24,8 +24,10 @@ def short_dir() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_places(short_dir: Path) -> Iterator[None]:
-    """Groups, models and sockets of these tests are found nowhere else, and find nobody else's."""
+def _own_places(short_dir: Path, procengine_home: Path) -> Iterator[None]:
+    """Groups, models and sockets of these tests are found nowhere else, and find nobody else's. But for the real model:
+    the user's own home is known before it is hidden, so that none is fetched again.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROCENGINE_RUN_DIR", str(short_dir / "run"))
         patch.setenv("PROCENGINE_HOME", str(short_dir / "home"))

@@ -28,6 +28,7 @@ __all__ = [
     "EOS",
     "MAX_MODEL_LEN",
     "NUM_SPECIAL",
+    "PATIENCE_S",
     "VOCAB_SIZE",
     "Served",
     "as_ids",
@@ -51,12 +52,12 @@ VOCAB_SIZE = NUM_SPECIAL + _MODULUS
 MAX_MODEL_LEN = 2048
 EOS = 2
 _CLI = "import sys; from procengine.cli.main import main; sys.exit(main())"
-_READY_TIMEOUT_S = 30.0
+PATIENCE_S = 60.0  # for what comes at once, unless others want the cores: only a failure waits so long
 
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], what: str | Callable[[], str], timeout_s: float = 10.0) -> T:
+def wait_until(condition: Callable[[], T], what: str | Callable[[], str], timeout_s: float = PATIENCE_S) -> T:
     """Poll until `condition()` is true and return it; fail with `what` after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -87,8 +88,11 @@ def key_of(token_id: int, position: int) -> int:
 # --- a model without weights
 
 
-def make_model(folder: Path, *, chat_template: bool = True, max_position_embeddings: int = MAX_MODEL_LEN) -> Path:
-    """A Hugging Face folder: 64 special tokens, 256 bytes, then pairs of printable characters; no tensor."""
+def make_model(
+    folder: Path, *, chat_template: bool = True, max_position_embeddings: int = MAX_MODEL_LEN, **changes: object
+) -> Path:
+    """A Hugging Face folder: 64 special tokens, 256 bytes, then pairs of printable characters; no tensor. `changes`
+    override values of config.json."""
     folder.mkdir(parents=True)
     specials = ["<s>", "<|im_start|>", "<|im_end|>", *(f"<|{number}|>" for number in range(3, NUM_SPECIAL))]
     printable = [chr(code) for code in range(0x21, 0x7F)]
@@ -113,6 +117,7 @@ def make_model(folder: Path, *, chat_template: bool = True, max_position_embeddi
         "bos_token_id": 0,
         "eos_token_id": EOS,
         "dtype": "float32",
+        **changes,
     }
     (folder / "config.json").write_text(json.dumps(config))
     template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>"
@@ -220,7 +225,7 @@ class Served:
         self.pids = event["pids"]
         return self
 
-    def next_event(self, timeout_s: float = _READY_TIMEOUT_S) -> dict[str, Any]:
+    def next_event(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """The next JSON line of its stdout."""
         assert self.process.stdout is not None
         line = b""

@@ -32,6 +32,7 @@ from procengine.messages import (
     decode_to_client,
     encode,
 )
+from tests.procs.harness import PATIENCE_S
 
 __all__ = ["RawClient", "body"]
 
@@ -154,7 +155,7 @@ class RawClient:
         while (left_s := deadline_s - time.monotonic()) > 0:
             self.receive(left_s)
 
-    def wait_for(self, matches: Callable[[Message], bool], timeout_s: float = 10.0) -> Message:
+    def wait_for(self, matches: Callable[[Message], bool], timeout_s: float = PATIENCE_S) -> Message:
         """The first message that matches, waiting for it if it is not here yet."""
         deadline_s = time.monotonic() + timeout_s
         seen = 0
@@ -167,11 +168,11 @@ class RawClient:
             assert left_s > 0, f"the message did not come within {timeout_s:g} s; last ones: {self.messages[-5:]}"
             self.receive(min(left_s, 0.5))
 
-    def wait_end(self, request_id: str, timeout_s: float = 10.0) -> Message:
+    def wait_end(self, request_id: str, timeout_s: float = PATIENCE_S) -> Message:
         """The terminal message of a request."""
         return self.wait_for(lambda m: _ends(m, request_id), timeout_s)
 
-    def wait_ends(self, *request_ids: str, timeout_s: float = 10.0) -> None:
+    def wait_ends(self, *request_ids: str, timeout_s: float = PATIENCE_S) -> None:
         """Until all of them have their terminal messages."""
         missing = set(request_ids)
         deadline_s = time.monotonic() + timeout_s
@@ -185,7 +186,7 @@ class RawClient:
             if missing:
                 self.receive(min(left_s, 0.5))
 
-    def rejection(self, request_id: str, timeout_s: float = 10.0) -> Rejected:
+    def rejection(self, request_id: str, timeout_s: float = PATIENCE_S) -> Rejected:
         """The refusal of a request."""
         end = self.wait_end(request_id, timeout_s)
         assert isinstance(end, Rejected), end

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from procengine.tokenizer import Tokenizer
-from tests.procs.harness import Served, cli, descendants, finish, is_running, key_of, tokens_of, wait_until
+from tests.procs.harness import PATIENCE_S, Served, cli, descendants, finish, is_running, key_of, tokens_of, wait_until
 from tests.procs.raw_client import RawClient, body
 
 
@@ -24,7 +24,7 @@ def group(serve_module: Callable[..., Served]) -> Served:
 
 def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """A command that must succeed."""
-    done = subprocess.run(cli(*arguments), input=stdin, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(cli(*arguments), input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -89,7 +89,7 @@ def test_chat_asks_the_running_group(group: Served) -> None:
 
 def test_chat_in_a_group_that_is_not_there_says_so(group: Served) -> None:
     done = subprocess.run(
-        cli("chat", "--group", "nobody", "hi"), capture_output=True, text=True, timeout=30, check=False
+        cli("chat", "--group", "nobody", "hi"), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr == "procengine: error: no group 'nobody' is running; running: cli\n"
@@ -164,7 +164,7 @@ def test_a_wrong_prompt_is_one_line_and_status_1(model: Path) -> None:
         cli("generate", model, "--device", "mock", "--max-tokens", 4096, "hi"),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 1 and done.stdout == ""

@@ -13,7 +13,7 @@ import pytest
 
 from procengine import Client, SamplingParams
 from procengine.crash.record import CrashRecord, decode_record
-from tests.procs.harness import Served, as_ids, cli, has_line, wait_until
+from tests.procs.harness import PATIENCE_S, Served, as_ids, cli, has_line, wait_until
 from tests.procs.raw_client import RawClient, body
 
 _STEP_MS = 5
@@ -28,7 +28,7 @@ def read(path: Path) -> CrashRecord:
 
 
 def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(cli(*arguments), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(cli(*arguments), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def has_tokens(raw: RawClient, *request_ids: str) -> bool:

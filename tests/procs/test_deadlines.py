@@ -92,7 +92,7 @@ def test_time_spent_in_the_tokenizer_counts(short_dir: Path, tmp_path: Path) -> 
         answer = raw.rejection("waiting", 30)
         assert (answer.code, "(timeout_s) is 0.001 s" in answer.message) == ("overloaded", True)
         raw.submit("waiting", {"prompt": "abc"})  # the name is free, also while the tokenizer still has its text
-        raw.wait_ends("busy", "patient", timeout_s=30)
+        raw.wait_ends("busy", "patient")
         wait_until(lambda: raw.num_ends("waiting") == 2, "the second one of that name ends", 30)
         assert raw.num_ends("patient") == 1
         expect_idle(group)

@@ -14,7 +14,7 @@ import pytest
 from procengine import LLM, Client, SamplingParams
 from procengine.errors import StartupError
 from procengine.groups import find_group, running_groups
-from tests.procs.harness import Served, as_ids, cli, finish, key_of, tokens_of, wait_until
+from tests.procs.harness import PATIENCE_S, Served, as_ids, cli, finish, key_of, tokens_of, wait_until
 from tests.procs.test_start import expect_answers
 
 FULL = Path("/dev/full")  # every write says ENOSPC
@@ -97,7 +97,7 @@ def test_a_run_directory_on_a_full_disk_is_one_line(model: Path, tiny_disk: Path
     fill(tiny_disk)
     env = {"PROCENGINE_RUN_DIR": str(tiny_disk / "run")}
     done = subprocess.run(
-        serve_command(model), capture_output=True, text=True, timeout=30, env=os.environ | env, check=False
+        serve_command(model), capture_output=True, text=True, timeout=PATIENCE_S, env=os.environ | env, check=False
     )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -130,7 +130,7 @@ def test_a_run_directory_whose_disk_fills_up_later_serves_on(serve: Callable[...
 def test_a_trace_for_a_full_disk_is_one_line(serve: Callable[..., Served]) -> None:
     group = serve()
     command = cli("trace", group.name, "-o", FULL, "--seconds", "0.2")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
     (line,) = (line for line in done.stderr.splitlines() if "error" in line)
     assert "No space left on device" in line and "Traceback" not in done.stderr

@@ -304,7 +304,7 @@ def test_tokens_are_right_in_every_mode_under_preemption(
             raw.submit(
                 f"r{number}", body(ids, max_tokens=40, priority=number % 4, logprobs=1 if number % 5 == 0 else None)
             )
-        raw.wait_ends(*(f"r{number}" for number in range(len(lengths))), timeout_s=20)
+        raw.wait_ends(*(f"r{number}" for number in range(len(lengths))))
         for number, length in enumerate(lengths):
             assert raw.token_ids(f"r{number}") == tokens_of(number, length, 40)
             assert raw.num_ends(f"r{number}") == 1

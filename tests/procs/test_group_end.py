@@ -33,6 +33,7 @@ from tests.procs.harness import (
 from tests.procs.raw_client import RawClient, body
 
 GONE_S = 10.0
+STOP_GRACE_S = 5.0  # after which the supervisor kills whoever has not ended
 SLOW = ("--mock-step-ms", 5, "--max-num-seqs", 64)
 LONG = SamplingParams(temperature=0, max_tokens=1500)
 
@@ -74,7 +75,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed_under_load(serve: Callable
         started_s = time.monotonic()
         with pytest.raises(EngineDeadError, match="gone"):
             client.generate([70])
-        assert time.monotonic() - started_s < 2, "it took the client long to notice"
+        assert time.monotonic() - started_s < 10, "it took the client long to notice"
         with pytest.raises(GroupNotFoundError):
             Client(group.endpoint)
 
@@ -119,7 +120,7 @@ def test_a_signal_ends_an_idle_group_at_once(serve: Callable[..., Served], numbe
         started_s = time.monotonic()
         group.signal(number)
         assert group.finish() == 0
-        assert time.monotonic() - started_s < 3
+        assert time.monotonic() - started_s < STOP_GRACE_S  # none had to be killed
         with pytest.raises(EngineDeadError):
             client.generate([70])
     assert "Traceback" not in group.log
@@ -197,7 +198,7 @@ def test_a_second_signal_ends_it_now(serve: Callable[..., Served]) -> None:
         group.signal(signal.SIGINT)
         started_s = time.monotonic()
         assert group.finish() == 1
-        assert time.monotonic() - started_s < 2
+        assert time.monotonic() - started_s < STOP_GRACE_S  # nobody was waited for
 
 
 def test_a_request_between_the_last_one_and_the_end_is_refused(serve: Callable[..., Served]) -> None:

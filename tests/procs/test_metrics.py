@@ -24,7 +24,7 @@ from procengine.groups import find_group
 from procengine.profiling.requests import REQUEST_STAGES
 from procengine.trace_context import TraceContext
 from tests.otlp_collector import Collector
-from tests.procs.harness import Served, cli, is_running, wait_until
+from tests.procs.harness import PATIENCE_S, Served, cli, is_running, wait_until
 from tests.procs.raw_client import RawClient, body
 
 Labels = frozenset[tuple[str, str]]
@@ -33,7 +33,7 @@ OWN = {"group", "model_name"}
 
 
 def fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=20) as response:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
         return str(response.read().decode())
 
 
@@ -212,7 +212,7 @@ def test_a_port_that_is_taken_is_an_error_before_anything_starts(serve: Callable
         cli("serve", model, "--device", "mock", "--name", "second", "--metrics-port", port),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 1 and done.stdout == ""

@@ -132,7 +132,7 @@ def test_choices_logprobs_embeddings_and_output_kinds_survive(serve: Callable[..
         kill(group, "output")
         expect_exact(raw, names)
         expect_texts(raw, names, model)
-        raw.wait_ends(*embedded, "cumulative", "final", timeout_s=30)
+        raw.wait_ends(*embedded, "cumulative", "final")
         wait_heard(raw, lambda: raw.num_ends("n") == 4, "the end of each choice")
         for name in embedded:
             end = raw.wait_end(name)

@@ -71,7 +71,7 @@ def test_tokens_that_wait_have_a_limit_and_those_that_run_do_not_count(busy: Raw
     expect_overloaded(busy, "text", "90 prompt tokens", "11 more")
     busy.submit("last", body(as_ids(10)))
     busy.abort("running")
-    busy.wait_ends("choices", "last", timeout_s=30)
+    busy.wait_ends("choices", "last")
 
 
 def test_more_clients_than_there_is_room_for_are_told_so_and_the_others_stay(group: Served) -> None:

@@ -24,7 +24,7 @@ from procengine.profiling.chrome_trace import encode_trace
 from procengine.profiling.recording import Recording
 from procengine.profiling.steps import LOOP_STAGES, worker_times
 from procengine.profiling.summary import summarize
-from tests.procs.harness import Served, cli, has_line, wait_until
+from tests.procs.harness import PATIENCE_S, Served, cli, has_line, wait_until
 from tests.unit.profiling.trace_reader import bubble_share, check_trace, load_slices, read_trace
 
 STEP_MS = 5
@@ -154,7 +154,7 @@ def load(group: Served) -> Iterator[None]:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(cli(*arguments), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(cli(*arguments), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.usefixtures("load")
@@ -230,7 +230,7 @@ def test_a_group_that_ends_while_it_is_watched(serve: Callable[..., Served], tmp
         client.generate("x", greedy(20))
     group.stop()
     with watcher:
-        out, error = watcher.communicate(timeout=20)
+        out, error = watcher.communicate(timeout=PATIENCE_S)
     assert watcher.returncode == 0
     assert "group short ended after" in error
     assert "passes of 1 worker, 1 request (" in out
@@ -292,7 +292,7 @@ def test_ctrl_c_keeps_what_there_is(group: Served, tmp_path: Path) -> None:
         with group.client() as client:
             client.generate("x", greedy(5))
         watcher.send_signal(signal.SIGINT)
-        out, error = watcher.communicate(timeout=20)
+        out, error = watcher.communicate(timeout=PATIENCE_S)
     assert (watcher.returncode, error) == (0, "")
     assert "passes of" in out
     check_trace(read_trace(path.read_bytes()))

@@ -16,6 +16,7 @@ from procengine import LLM, Client, SamplingParams
 from procengine.errors import ConfigError, EngineDeadError, GroupNotFoundError, StartupError
 from procengine.groups import running_groups
 from tests.procs.harness import (
+    PATIENCE_S,
     VOCAB_SIZE,
     Served,
     as_ids,
@@ -43,7 +44,7 @@ def expect_answers(group: Served) -> None:
 def expect_clear_failure(*arguments: object, env: dict[str, str] | None = None) -> str:
     """The command ends soon, with status 1 and one line. Returns the line."""
     done = subprocess.run(
-        cli(*arguments), capture_output=True, timeout=20, env=os.environ | (env or {}), text=True, check=False
+        cli(*arguments), capture_output=True, timeout=PATIENCE_S, env=os.environ | (env or {}), text=True, check=False
     )
     assert done.returncode == 1, (done.stdout, done.stderr)
     assert done.stdout == ""
@@ -102,7 +103,7 @@ def test_a_deep_temporary_directory_does_not_matter(serve: Serve, short_dir: Pat
     done = subprocess.run(
         cli("chat", "--group", group.ready["name"], "--max-tokens", 5, "hi"),
         capture_output=True,
-        timeout=20,
+        timeout=PATIENCE_S,
         env=os.environ | elsewhere,
         check=True,
     )

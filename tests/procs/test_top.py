@@ -21,7 +21,7 @@ import pyte
 import pytest
 
 from procengine import SamplingParams
-from tests.procs.harness import Served, cli, finish
+from tests.procs.harness import PATIENCE_S, Served, cli, finish
 from tests.procs.raw_client import RawClient, body
 
 
@@ -43,7 +43,7 @@ class Terminal:
         )
         self._follower = follower  # open until the end: before the other side is, reading would fail
 
-    def wait_for(self, *parts: str, timeout_s: float = 20.0) -> str:
+    def wait_for(self, *parts: str, timeout_s: float = PATIENCE_S) -> str:
         """Until the screen shows all `parts`; returns its text."""
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -146,7 +146,7 @@ def test_it_waits_for_a_group_and_survives_its_restart(
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(cli("top", *arguments), capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(cli("top", *arguments), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_once_is_plain_text_and_json_an_object(serve: Callable[..., Served]) -> None:

@@ -57,7 +57,7 @@ def wait_heard(raw: RawClient, condition: Callable[[], bool], what: str) -> None
 
 def expect_exact(raw: RawClient, names: list[str], num_tokens: int = NUM_TOKENS) -> None:
     """Each ended once, with its own tokens."""
-    raw.wait_ends(*names, timeout_s=30)
+    raw.wait_ends(*names)
     for name in names:
         end = raw.wait_end(name)
         assert isinstance(end, Delta) and end.finish_reason == "length", end
@@ -123,7 +123,7 @@ def test_logprobs_choices_and_embeddings_survive(serve: Callable[..., Served]) -
         wait_heard(raw, lambda: len(raw.token_ids("n")) > 40, "tokens of the choices")
         kill(group)
         expect_exact(raw, names)
-        raw.wait_ends(*embedded, timeout_s=30)
+        raw.wait_ends(*embedded)
         assert all(isinstance(end := raw.wait_end(name), Embedding) and len(end.data) for name in embedded)
         wait_heard(raw, lambda: raw.num_ends("n") == 4, "the end of each choice")
         for deltas in raw.deltas_by_index("n").values():

@@ -11,6 +11,7 @@ import numpy as np
 from procengine.config import ModelConfig
 from procengine.executor import Model
 from procengine.kv_tensors import KVTensors
+from procengine.layer_groups import layer_groups
 from procengine.messages import StepInput, StepResult
 from procengine.pipeline import Pipeline
 from procengine.request import Request, RowSampling
@@ -20,9 +21,10 @@ from procengine.step_payload import RESULT_SECTIONS, cut_sections, iter_rounds, 
 from procengine.workflows.generate import GeneratePlanner
 from tests.unit.simulated_worker import limits
 
-__all__ = ["PROMPTS", "VOCAB", "Engine", "TinyModel"]
+__all__ = ["MAX_MODEL_LEN", "PROMPTS", "VOCAB", "Engine", "TinyModel"]
 
 VOCAB = 97
+MAX_MODEL_LEN = 128
 PROMPTS = [[(7 * i * i + 3 * i + row) % VOCAB for i in range(length)] for row, length in enumerate((5, 23, 40, 9))]
 
 
@@ -35,14 +37,17 @@ class Engine:
     """A pipeline and a runner, and what came out of it by request key."""
 
     def __init__(self, model: TinyModel, *, depth: int = 2, processors: Sequence[Any] = (), **changes: Any) -> None:
-        own = limits(**{"block_size": 4, "max_model_len": 128, "num_blocks": 128, **changes})
+        max_model_len = changes.get("max_model_len", MAX_MODEL_LEN)
+        groups = layer_groups(model.config, max_model_len)
+        sizes = {"block_size": 4, "max_model_len": max_model_len, "num_blocks": 128, "windows": groups.windows}
+        own = limits(**{**sizes, **changes})
         self.planner = GeneratePlanner(own)
         self.pipeline = Pipeline(0, lambda: {"generate": self.planner}, depth)
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[tuple[list[int], list[float], list[int]]]] = {}
         self.prompt: dict[int, dict[int, tuple[list[int], list[float], list[int]]]] = {}
         arrays = model.loaded.arrays
-        cache = KVTensors(model.config, own.num_blocks, own.block_size, "float32", arrays)
+        cache = KVTensors(model.config, own.num_blocks, own.block_size, "float32", arrays, groups)
         self.runner: GenerateRunner[Any] = GenerateRunner(
             model.loaded.open(cache),
             arrays,
@@ -51,6 +56,7 @@ class Engine:
             max_num_seqs=own.max_num_seqs,
             max_model_len=own.max_model_len,
             depth=depth,
+            num_groups=groups.num_groups,
             processors=processors,
         )
 

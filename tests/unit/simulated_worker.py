@@ -34,11 +34,11 @@ from procengine.step_output import (
     accepted_samples,
 )
 from procengine.step_payload import (
-    BLOCK_UPDATE_WIDTH,
     RESULT_SECTIONS,
     SLOT_ROW,
     STEP_SECTIONS,
     SlotList,
+    block_update_width,
     cut_sections,
     iter_slot_lists,
     join_int64,
@@ -163,10 +163,11 @@ class SimulatedWorker:
         self._truth = truth
         self._tokens = np.full((limits.num_blocks, limits.block_size), _NOTHING, np.int32)
         self._positions = np.full((limits.num_blocks, limits.block_size), _NOTHING, np.int32)
+        self._writers = np.full((limits.num_blocks, limits.block_size), _NOTHING, np.int32)  # groups of layers
         self._last_tokens = np.full(limits.max_num_seqs, _NOTHING, np.int32)
         self._keys = np.full(limits.max_num_seqs, _NOTHING, np.int64)
         width = -(-limits.max_model_len // limits.block_size)
-        self._block_tables = np.full((limits.max_num_seqs, width), _NOTHING, np.int32)
+        self._block_tables = np.full((len(limits.windows), limits.max_num_seqs, width), _NOTHING, np.int32)
 
     def run(self, header_bytes: bytes, payload_bytes: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The results of one step, as bytes."""
@@ -196,8 +197,8 @@ class SimulatedWorker:
                 lengths, sampled = np.ones(slots.size, np.int32), np.arange(slots.size, dtype=np.int32)
                 input_ids = self._last_tokens[slots]
             self._write(np.repeat(slots, lengths), positions, input_ids)
-            for slot, seq_len in zip(slots.tolist(), seq_lens.tolist(), strict=True):
-                self._check_context(slot, seq_len)
+            for slot, seq_len, num_queries in zip(slots.tolist(), seq_lens.tolist(), lengths.tolist(), strict=True):
+                self._check_context(slot, seq_len, num_queries)
             tokens = np.array(
                 [self._sample(slot, seq_len) for slot, seq_len in zip(slots[sampled], seq_lens[sampled], strict=True)],
                 np.int32,
@@ -216,10 +217,12 @@ class SimulatedWorker:
         self._write(np.repeat(slots, np.diff(sections["query_start_loc"])), sections["positions"], input_ids)
         counts = dict(zip(sections["sample_rows"].tolist(), sections["sample_counts"].tolist(), strict=True))
         sampled: list[tuple[int, int, int, int]] = []  # slot, position, token, what was proposed there
-        for row, (slot, end, seq_len) in enumerate(zip(slots.tolist(), ends.tolist(), seq_lens.tolist(), strict=True)):
+        lengths = np.diff(sections["query_start_loc"])
+        rows = zip(slots.tolist(), ends.tolist(), seq_lens.tolist(), lengths.tolist(), strict=True)
+        for row, (slot, end, seq_len, num_queries) in enumerate(rows):
             count = counts.get(row, 0)
             known = seq_len - max(count - 1, 0)
-            self._check_context(slot, known)
+            self._check_context(slot, known, num_queries - max(count - 1, 0))
             if count == 1:
                 sampled.append((slot, seq_len, self._sample(slot, seq_len), _NOTHING))
             elif count > 1:
@@ -241,8 +244,10 @@ class SimulatedWorker:
 
     def _try_proposals(self, slot: int, known: int, proposals: Int32s) -> list[tuple[int, int, int, int]]:
         key = int(self._keys[slot])
-        context = self._seen(slot, known + proposals.size)[0]
-        assert context[known:].tolist() == proposals.tolist()
+        context = np.append(self._truth.first(key, known), proposals)
+        for group in range(len(self._limits.windows)):
+            seen = self._seen(group, slot, known + proposals.size, proposals.size + 1)[1]
+            assert seen[-proposals.size :].tolist() == proposals.tolist()
         tokens = [self._truth.rule(self._truth.seeds[key], context[: known + at]) for at in range(proposals.size + 1)]
         return [
             (slot, known + at, token, proposed)
@@ -254,8 +259,8 @@ class SimulatedWorker:
         for slot, position, accepted in zip(slots.tolist(), positions.tolist(), is_accepted.tolist(), strict=True):
             if not accepted:  # its input, one position before, is a proposal that was not accepted
                 self.num_rejected += 1
-                block = self._block_tables[slot, (position - 1) // self._limits.block_size]
-                self._tokens[block, (position - 1) % self._limits.block_size] = _NOTHING
+                blocks = self._block_tables[:, slot, (position - 1) // self._limits.block_size]
+                self._tokens[blocks, (position - 1) % self._limits.block_size] = _NOTHING
         changes = np.append(slots[1:] != slots[:-1], True)
         self.num_accepted += int(is_accepted.sum() - changes.sum())
 
@@ -345,13 +350,14 @@ class SimulatedWorker:
         low = SLOT_ROW.index("key_low")
         for row in rows:
             self._keys[row[0]] = join_int64(row[low : low + 2])[0]
-            self._block_tables[row[0]] = _NOTHING  # stricter than a real worker: nothing of the holder before is left
+            self._block_tables[:, row[0]] = _NOTHING  # stricter than a real worker: nothing of the last holder is left
             self._features[row[0]] = row[SLOT_ROW.index("features")]
             self._num_logprobs[row[0]] = row[SLOT_ROW.index("num_logprobs")]
         self._take_lists(sections["slot_lists"], rows[:, 0].tolist())
-        for slot, index, block in sections["block_updates"].reshape(-1, BLOCK_UPDATE_WIDTH).tolist():
-            assert 0 <= block < self._limits.num_blocks
-            self._block_tables[slot, index] = block
+        width = block_update_width(len(self._limits.windows))
+        for slot, index, *blocks in sections["block_updates"].reshape(-1, width).tolist():
+            assert all(0 <= block < self._limits.num_blocks for block in blocks)
+            self._block_tables[:, slot, index] = blocks
 
     def _take_lists(self, section: Int32s, placed: list[int]) -> None:
         histories: set[int] = set()
@@ -372,29 +378,41 @@ class SimulatedWorker:
         return resolved
 
     def _write(self, slots: Int32s, positions: Int32s, token_ids: Int32s) -> None:
-        blocks = self._block_tables[slots, positions // self._limits.block_size]
+        blocks = self._block_tables[:, slots, positions // self._limits.block_size]
         assert (blocks >= 0).all(), "a position has no block"
         offsets = positions % self._limits.block_size
         places = blocks.astype(np.int64) * self._limits.block_size + offsets
-        assert np.unique(places).size == places.size, "two rows write to one place"
+        assert np.unique(places).size == places.size, "two rows, or groups of layers, write to one place"
         self._tokens[blocks, offsets] = token_ids
         self._positions[blocks, offsets] = positions
+        self._writers[blocks, offsets] = np.arange(len(blocks))[:, None]
         self.num_computed_tokens += slots.size
         for slot, count in zip(*np.unique(slots, return_counts=True), strict=True):
             key = int(self._keys[slot])
             self.num_computed_by_key[key] = self.num_computed_by_key.get(key, 0) + int(count)
 
-    def _check_context(self, slot: int, seq_len: int) -> None:
+    def _check_context(self, slot: int, seq_len: int, num_queries: int) -> None:
         key = int(self._keys[slot])
-        seen, positions = self._seen(slot, seq_len)
-        wrong = (positions != np.arange(seq_len)) | (seen != self._truth.first(key, seq_len))
-        assert not wrong.any(), f"request {key} sees another context at position {int(np.argmax(wrong))} of {seq_len}"
+        for group in range(len(self._limits.windows)):
+            start, seen, positions, writers = self._seen(group, slot, seq_len, num_queries)
+            truth = self._truth.first(key, seq_len)[start:]
+            wrong = (positions != np.arange(start, seq_len)) | (seen != truth) | (writers != group)
+            at = f"position {start + int(np.argmax(wrong))} of {seq_len}"
+            assert not wrong.any(), f"group {group} of request {key} sees another context at {at}"
 
-    def _seen(self, slot: int, seq_len: int) -> tuple[Int32s, Int32s]:
-        """(token, position) written last in each place that a row reads."""
-        blocks = self._block_tables[slot, : -(-seq_len // self._limits.block_size)]
+    def _seen(self, group: int, slot: int, seq_len: int, num_queries: int) -> tuple[int, Int32s, Int32s, Int32s]:
+        """The first position that any of a row's queries sees, and (token, position, group) written last in each place
+        that it reads from there on."""
+        window, block_size = self._limits.windows[group], self._limits.block_size
+        start = 0 if window is None else max(0, seq_len - num_queries - window + 1)
+        first = start // block_size
+        blocks = self._block_tables[group, slot, first : -(-seq_len // block_size)]
         assert (blocks >= 0).all(), f"request {self._keys[slot]} has no block for a position it reads"
-        return self._tokens[blocks].ravel()[:seq_len], self._positions[blocks].ravel()[:seq_len]
+        places = slice(start - first * block_size, seq_len - first * block_size)
+        tokens, positions, writers = (
+            table[blocks].ravel()[places] for table in (self._tokens, self._positions, self._writers)
+        )
+        return start, tokens, positions, writers
 
     def _sample(self, slot: int, seq_len: int) -> int:
         return int(self._truth.first(int(self._keys[slot]), seq_len + 1)[seq_len])

@@ -104,7 +104,7 @@ def test_listening_beyond_the_loopback_takes_keys() -> None:
     new_keys("a")
     for host in ("127.0.0.1", "127.8.8.8", "[::1]", "localhost"):
         assert resolve_listen(f"tcp://{host}:5", None) is not None
-    for host in ("0.0.0.0", "192.168.0.1", "[::]", "[::ffff:127.0.0.1%x]"):
+    for host in ("0.0.0.0", "192.168.0.1", "[::]", "[::ffff:127.0.0.1]", "[::ffff:127.0.0.1%x]"):
         with pytest.raises(ConfigError, match="listen: "):
             resolve_listen(f"tcp://{host}:5", None)
     config = resolve_listen("tcp://0.0.0.0:5555", "a")

@@ -67,7 +67,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.seen: list[ForwardBatch[Tensor]] = []
-        self.tables = torch.zeros((9, 6), dtype=torch.int32)
+        self.tables = torch.zeros((1, 9, 6), dtype=torch.int32)
         self.graphs = DecodeGraphs(graph_sizes(8), self._forward, HostStreams(), self.tables, 4)
 
     def _forward(self, batch: ForwardBatch[Tensor]) -> Tensor:

@@ -9,9 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from procengine.adapter_table import AdapterFacts
 from procengine.config import LimitsConfig
-from procengine.errors import InvalidRequestError
-from procengine.request import Request, RowSampling
+from procengine.errors import InvalidRequestError, UnknownAdapterError
+from procengine.request import NO_ADAPTER, Request, RowSampling
+from procengine.row_features import ADAPTER
 from procengine.sampling_params import SamplingParams
 from procengine.workflows.generate import GenerateBody, accept, register
 from procengine.workflows.prompt import ModelFacts, Prepared
@@ -271,3 +273,25 @@ def test_truncation_keeps_the_end_of_the_prompt(
     model = facts(max_model_len=max_model_len)
     request = accepted(list(range(10)), model, truncate_prompt_tokens=keep, max_tokens=max_tokens)
     assert request.prompt_token_ids.tolist() == list(range(10))[-num_kept:]
+
+
+# --- adapters
+
+
+def named(lora_name: str, model: ModelFacts, salt: str = "") -> Request:
+    body = GenerateBody(prompt_token_ids=[1], lora_name=lora_name, cache_salt=salt)
+    (request,) = accept(body, Prepared([1]), model, Identity())
+    return request
+
+
+def test_an_adapter_is_its_place_and_its_number_salts_the_cache() -> None:
+    first, again = (facts(adapters={"a": AdapterFacts(number, 3)}) for number in (10, 11))
+    plain, one, reloaded, salted = named("", first), named("a", first), named("a", again), named("a", first, "s")
+    assert [request.adapter for request in (plain, one, reloaded)] == [NO_ADAPTER, 3, 3]
+    assert [request.sampling.features & ADAPTER for request in (plain, one)] == [0, ADAPTER]
+    assert len({request.cache_salt for request in (plain, one, reloaded, salted)}) == 4
+
+
+def test_an_adapter_that_is_not_loaded_is_refused_by_name() -> None:
+    with pytest.raises(UnknownAdapterError, match="lora_name: there is no adapter 'b' here; there are: a"):
+        named("b", facts(adapters={"a": AdapterFacts(0, 0)}))

@@ -112,3 +112,20 @@ def test_a_module_that_is_not_known_is_refused(tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text("{}")
     with pytest.raises(ModelError, match=r"modules\.json: cannot be read"):
         resolve(tmp_path)
+
+
+def test_prompts_may_be_empty(tmp_path: Path) -> None:
+    """Qwen3-Embedding names one for documents that says nothing."""
+    prompts = {"query": "Query: ", "document": "", "none": None}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    assert resolve(tmp_path).prompts == {"query": "Query: ", "document": "", "none": ""}
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_layers_beside_the_encoder_bring_their_workflows(suffix: str, tmp_path: Path) -> None:
+    (tmp_path / f"sparse_linear.{suffix}").touch()
+    config = resolve(tmp_path, architectures=["XLMRobertaModel"])
+    assert config.workflows == ("embed", "hidden_states", "embed_sparse")
+    assert (config.sparse_linear, config.colbert_linear) == (str(tmp_path / f"sparse_linear.{suffix}"), "")
+    (tmp_path / f"colbert_linear.{suffix}").touch()
+    assert resolve(tmp_path, architectures=["XLMRobertaModel"]).workflows[-2:] == ("embed_sparse", "embed_multi")

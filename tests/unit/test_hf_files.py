@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from procengine.errors import ModelError
 from procengine.model_source import resolve_model
@@ -33,10 +34,13 @@ def test_sharded_weights(tmp_path: Path) -> None:
     assert resolve_model(str(folder), tmp_path).num_layers == 2
 
 
-def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "m", LLAMA)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="pickle"):
+def test_files_of_torch_are_taken_where_there_is_no_other_and_only_whole(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", without(LLAMA, "dtype"))
+    (folder / "model.safetensors").rename(folder / "kept")
+    torch.save({"w": torch.ones(2, dtype=torch.float16)}, folder / "pytorch_model.bin")
+    assert resolve_model(str(folder), tmp_path).weights_dtype == "float16"
+    (folder / "pytorch_model.bin").rename(folder / "pytorch_model-00001-of-00002.bin")
+    with pytest.raises(ModelError, match=r"of the other kind only pytorch_model\.bin is read"):
         resolve_model(str(folder), tmp_path)
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 import sys
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,11 +109,31 @@ def test_hub_id_is_fetched_once_and_atomically(tmp_path: Path, monkeypatch: pyte
         assert Path(local_dir).name == ".org--model.partial"
         Path(local_dir).mkdir(parents=True)
         (Path(local_dir) / "config.json").write_text("{}")
+        (Path(local_dir) / "model.safetensors").touch()
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
     folder = hub.pull("org/model", tmp_path)
     assert folder == tmp_path / "models" / "org--model" and (folder / "config.json").is_file()
     assert hub.pull("org/model", tmp_path) == folder and calls == ["org/model"]
+
+
+def test_files_of_torch_are_fetched_only_where_there_is_no_safetensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def snapshot_download(repo_id: str, local_dir: str, allow_patterns: list[str]) -> None:
+        folder = Path(local_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        published = ["config.json", "pytorch_model.bin", *(["model.safetensors"] if repo_id == "org/both" else [])]
+        for name in published:
+            if any(fnmatch(name, pattern) for pattern in allow_patterns):
+                (folder / name).touch()
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=snapshot_download))
+    fetched = {name: {file.name for file in hub.pull(name, tmp_path).iterdir()} for name in ("org/both", "org/torch")}
+    assert fetched == {
+        "org/both": {"config.json", "model.safetensors"},
+        "org/torch": {"config.json", "pytorch_model.bin"},
+    }
 
 
 def test_unreachable_hub_says_what_works_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ RUNNERS = (
     "procengine.encoder_model",
     "procengine.encoder_runner",
     "procengine.label_scores",
+    "procengine.token_heads",
     "procengine.executor",
     "procengine.torch_executor",
     "procengine.native_executor",
@@ -117,6 +118,7 @@ PURE = (
     "procengine.scheduler",
     "procengine.kv_cache",
     "procengine.input_builder",
+    "procengine.adapter_table",
     "procengine.backlog",
     "procengine.completion_rate",
     "procengine.deadlines",
@@ -126,6 +128,7 @@ PURE = (
     "procengine.stopping",
     "procengine.detokenizer",
     "procengine.stop_strings",
+    "procengine.device_turns",
     "procengine.pipeline",
     "procengine.engine",
     "procengine.text_outputs",
@@ -246,9 +249,14 @@ def product_modules() -> dict[str, Path]:
 
 
 @cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(product_modules()[module].read_text(encoding="utf-8"))
+
+
+@cache
 def imports_of(module: str) -> frozenset[str]:
     """Dotted names that the file of `module` imports, with "from a import b" read as a.b."""
-    return frozenset(_imports(ast.parse(product_modules()[module].read_text(encoding="utf-8"))))
+    return frozenset(_imports(tree_of(module)))
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
@@ -326,5 +334,4 @@ def test_import_loads_neither_torch_nor_transformers(module: str, tmp_path: Path
 
 @pytest.mark.parametrize("module", product_modules())
 def test_module_says_what_it_is(module: str) -> None:
-    tree = ast.parse(product_modules()[module].read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree), f"{product_modules()[module].relative_to(ROOT)} has no module docstring"
+    assert ast.get_docstring(tree_of(module)), f"{product_modules()[module].relative_to(ROOT)} has no module docstring"

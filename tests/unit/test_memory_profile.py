@@ -6,16 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
-from procengine.config import CacheConfig, EngineConfig, GroupConfig, ModelConfig, SchedulerConfig
+from procengine.config import CacheConfig, EngineConfig, GroupConfig, LoraConfig, ModelConfig, SchedulerConfig
 from procengine.decode_graphs import graph_sizes
 from procengine.device import Device
 from procengine.errors import ConfigError
+from procengine.kernels.lora import AdapterBlocks
 from procengine.kernels.operations import TORCH_OPERATIONS
 from procengine.memory_profile import largest_steps, left_for_cache
 from procengine.models.llama import LlamaModel
+from procengine.models.lora_bank import LoraBank, LoraPass
 from procengine.models.new_tensors import NewTensors
 from procengine.torch_executor import TorchModel
 
@@ -78,6 +81,48 @@ def test_the_largest_steps_run(tmp_path: Path) -> None:
     assert len(steps) == 2
     for step in steps:
         step()
+
+
+def sliding(config: EngineConfig, **cache: Any) -> EngineConfig:
+    """The same of a model whose first layer has a window and whose second sees all tokens."""
+    replace = msgspec.structs.replace
+    model = replace(config.model, sliding_window=16, decoder=replace(config.model.decoder, global_layers=(1,)))
+    return replace(config, model=model, cache=CacheConfig(**cache))
+
+
+def test_groups_of_layers_divide_the_pool(tmp_path: Path) -> None:
+    model, config = tiny(tmp_path)
+    num_bytes = 2 * 2 * 16 * 2 * 4 * 4 * 20  # keys and values of both layers, in 20 blocks
+    assert Device(config, model, num_bytes).num_blocks == 20
+    device = Device(sliding(config), model, num_bytes)
+    assert device.num_blocks == 40
+    assert (device.facts["kv_groups"], device.facts["kv_pool_mb"]) == (2, round(num_bytes / 1e6, 1))
+    for step in largest_steps(model, device.config):
+        step()
+
+
+def test_a_pool_without_a_block_for_each_group_is_an_error(tmp_path: Path) -> None:
+    model, config = tiny(tmp_path)
+    with pytest.raises(ConfigError, match="num_blocks: 1 are not one for each of the 2 groups of layers that tiny has"):
+        Device(sliding(config, num_blocks=1), model, 0)
+    with pytest.raises(ConfigError, match=r"kv_cache_memory: 2000 bytes hold no block for each of the 2 groups"):
+        Device(sliding(config), model, 2000)
+    with pytest.raises(ConfigError, match=r"kv_cache_memory: 2000 bytes hold no block of 16 tokens"):
+        Device(config, model, 2000)
+
+
+def test_all_tokens_of_the_largest_prompt_step_have_adapters_where_the_model_takes_some(tmp_path: Path) -> None:
+    class Seen(LoraBank):
+        num_tokens = 0
+
+        def during(self, blocks: AdapterBlocks[torch.Tensor]) -> LoraPass:
+            self.num_tokens = blocks.tokens.numel()
+            return super().during(blocks)
+
+    bank = Seen(CONFIG, LoraConfig(max_loras=2), torch.float32, torch.device("cpu"))
+    plain, config = tiny(tmp_path)
+    largest_steps(TorchModel(plain.model, bank=bank), config)[0]()
+    assert bank.num_tokens == 300
 
 
 def test_no_memory_for_the_pool_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

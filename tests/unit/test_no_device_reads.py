@@ -10,16 +10,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from procengine.config import ModelConfig
+from procengine.config import LoraConfig, ModelConfig
 from procengine.decode_graphs import graph_sizes
 from procengine.device_streams import Event, HostStreams
 from procengine.kernels.backends import Conditions
 from procengine.kernels.operations import TORCH_OPERATIONS, open_operations
 from procengine.kernels.pooling import reference as pooling
 from procengine.models.llama import LlamaModel
+from procengine.models.lora_bank import LoraBank
 from procengine.models.new_tensors import NewTensors
 from procengine.request import RowRules, RowSampling
-from procengine.row_features import BAD_WORDS, BIAS, EARLY_STOPS, GRAMMAR, MIN_P, PENALTIES, RANDOM, TOP_K, TOP_P
+from procengine.row_features import (
+    ADAPTER,
+    BAD_WORDS,
+    BIAS,
+    EARLY_STOPS,
+    GRAMMAR,
+    MIN_P,
+    PENALTIES,
+    RANDOM,
+    TOP_K,
+    TOP_P,
+)
 from procengine.torch_arrays import TorchArrays
 from procengine.torch_executor import TorchModel
 from tests.unit.runner_engine import PROMPTS, VOCAB, Engine, TinyModel
@@ -63,7 +75,8 @@ class AnyToken(ToyMasks):
 def model() -> TinyModel:
     # Attention over prompts in plain torch is the one operation that may look: backends for a GPU do not.
     operations = replace(TORCH_OPERATIONS, paged_attention=lambda q, *_: torch.empty_like(q))
-    loaded = TorchModel(LlamaModel(CONFIG, NewTensors(torch.float32, META), operations))
+    bank = LoraBank(CONFIG, LoraConfig(max_loras=2), torch.float32, META)
+    loaded = TorchModel(LlamaModel(CONFIG, NewTensors(torch.float32, META), operations), bank=bank)
     loaded.arrays = TorchArrays(META, operations, NoValues())
     return TinyModel(CONFIG, loaded)
 
@@ -85,8 +98,9 @@ def test_steps_of_every_kind_need_no_value(model: TinyModel, options: dict[str, 
     every = RowSampling(2, 0.9, features=EVERYTHING, num_logprobs=3, **values)
     engine.add(PROMPTS[2], 6, every, rules=rules, min_position=43, num_prompt_logprobs=2)
     engine.add(PROMPTS[3], 6, RowSampling(3, features=GRAMMAR), grammar=AnyToken())
+    engine.add(PROMPTS[0], 6, RowSampling(4, features=ADAPTER), adapter=1)
     engine.run()
-    assert [len(tokens) for tokens in engine.tokens.values()] == [6] * 4
+    assert [len(tokens) for tokens in engine.tokens.values()] == [6] * 5
 
 
 @pytest.mark.parametrize("pool", [pooling.pool_last, pooling.pool_mean])

@@ -151,6 +151,26 @@ def test_both_workflows_go_on_while_prompts_keep_coming() -> None:
     assert sum(name.startswith("embed") for name in order) == 5
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_workflows_get_the_same_time_whatever_their_steps_take(depth: int) -> None:
+    """Embedding steps of 200 ms beside generating ones of 20, both always with work."""
+    took_ns = {"generate": 20_000_000, "embed": 200_000_000}
+    pipe = pipeline(FakePlanner("generate", 10_000), FakePlanner("embed", 10_000), depth=depth)
+    under_way: deque[str] = deque()
+    used_ns = dict.fromkeys(took_ns, 0)
+    for step_id in range(500):
+        under_way.extend(names(pipe))
+        name = under_way.popleft().split("-")[0]
+        used_ns[name] += took_ns[name]
+        step = (0, 0, step_id)
+        if name == "embed":
+            pipe.apply(EmbedResult(*step, 0, took_ns[name], ()), NONE)
+        else:
+            pipe.apply(StepResult(*step, 0, True, 0, took_ns[name], ()), NONE)
+    assert abs(used_ns["embed"] - used_ns["generate"]) <= (depth + 1) * sum(took_ns.values())
+    assert min(used_ns.values()) > 4_000_000_000
+
+
 def test_result_of_another_epoch_is_dropped() -> None:
     planner = FakePlanner("generate", 1)
     pipe = pipeline(planner, epoch=1)

@@ -15,9 +15,12 @@ from procengine.workflows.score import ScorePlanner
 LIMITS = SchedulerLimits(8, 64, 64, 16, 0)
 
 
-def request(key: int, length: int, options: tuple[int, ...] = (1,), *, types: bool = False) -> PrefillRequest:
+def request(
+    key: int, length: int, options: tuple[int, ...] = (1,), *, types: bool = False, in_pieces: bool = False
+) -> PrefillRequest:
     token_types = np.ones(length, np.int32) if types else None
-    return PrefillRequest(key, b"c", str(key), np.full(length, key, np.int32), token_types=token_types, options=options)
+    own = {"token_types": token_types, "options": options, "in_pieces": in_pieces}
+    return PrefillRequest(key, b"c", str(key), np.full(length, key, np.int32), **own)  # type: ignore[arg-type]
 
 
 def planned(*requests: PrefillRequest) -> list[list[int]]:
@@ -34,6 +37,11 @@ def planned(*requests: PrefillRequest) -> list[list[int]]:
 def test_steps_hold_whole_sequences_up_to_the_budget() -> None:
     assert planned(*(request(key, 30) for key in range(5))) == [[0, 1], [2, 3], [4]]
     assert planned(request(0, 64), request(1, 1)) == [[0], [1]]
+
+
+def test_a_sequence_that_is_not_cut_goes_alone_if_it_is_longer_than_the_budget() -> None:
+    """A group may take longer ones than a step of many: they are not cut (`max_embed_tokens`)."""
+    assert planned(request(0, 10), request(1, 150), request(2, 10)) == [[0], [1], [2]]
 
 
 def test_only_requests_of_the_same_options_share_a_step() -> None:
@@ -61,9 +69,9 @@ def pieces_of(planner: ScorePlanner, count: int) -> list[PlannedStep]:
     return steps
 
 
-def test_a_sequence_longer_than_the_budget_comes_in_pieces() -> None:
+def test_one_that_can_be_cut_comes_in_pieces() -> None:
     planner = ScorePlanner(LIMITS)
-    long, short = request(1, 150), request(2, 5)
+    long, short = request(1, 150, in_pieces=True), request(2, 5)
     planner.add(long)
     planner.add(short)
     assert planner.num_unfinished == 2
@@ -87,7 +95,7 @@ def test_a_sequence_longer_than_the_budget_comes_in_pieces() -> None:
 
 def test_a_sequence_whose_worker_died_between_its_pieces_begins_again() -> None:
     planner, successor = ScorePlanner(LIMITS), ScorePlanner(LIMITS)
-    long, waiting = request(1, 150), request(2, 5)
+    long, waiting = request(1, 150, in_pieces=True), request(2, 5)
     planner.add(long)
     planner.add(waiting)
     pieces_of(planner, 2)
@@ -99,7 +107,7 @@ def test_a_sequence_whose_worker_died_between_its_pieces_begins_again() -> None:
 
 def test_a_sequence_given_up_between_its_pieces_makes_room_for_the_next() -> None:
     planner = ScorePlanner(LIMITS)
-    long, short = request(1, 150), request(2, 5)
+    long, short = request(1, 150, in_pieces=True), request(2, 5)
     planner.add(long)
     planner.add(short)
     pieces_of(planner, 2)

@@ -53,6 +53,8 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("async_depth", [1, 2, 3], [0, 4]),
     ("decode_steps", [1, 64], [0, 65]),
     ("speculative_tokens", [0, 64], [-1, 65]),
+    ("max_loras", [1, 4096], [0, 4097]),
+    ("max_lora_rank", [1, 512], [0, 513]),
     ("mock_step_ms", [0, 0.5, 60_000], [-0.1, 60_001, math.nan, math.inf]),
     ("max_queued_requests", [1, 10**6], [0]),
     ("max_queued_tokens", [1, 10**9], [0]),

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from procengine.step_payload import (
-    BLOCK_UPDATE_WIDTH,
     EMBED_SECTIONS,
     RESULT_SECTIONS,
     SLOT_ROW,
     STEP_SECTIONS,
     SlotList,
+    block_update_width,
     cut_sections,
     iter_rounds,
     iter_slot_lists,
@@ -57,7 +57,7 @@ def test_order_of_sections_is_pinned() -> None:
         "frequency_penalty",
         "presence_penalty",
     )
-    assert BLOCK_UPDATE_WIDTH == 3
+    assert [block_update_width(groups) for groups in (1, 6)] == [3, 8]
     assert RESULT_SECTIONS == (
         "key_words",
         "positions",
@@ -71,7 +71,13 @@ def test_order_of_sections_is_pinned() -> None:
         "prompt_logprobs",
         "prompt_logprob_ranks",
     )
-    assert {kind.name: kind.value for kind in SlotList} == {"HISTORY": 0, "BIAS": 1, "EARLY_STOPS": 2, "BAD_WORD": 3}
+    assert {kind.name: kind.value for kind in SlotList} == {
+        "HISTORY": 0,
+        "BIAS": 1,
+        "EARLY_STOPS": 2,
+        "BAD_WORD": 3,
+        "ADAPTER": 4,
+    }
     assert EMBED_SECTIONS == ("key_words", "query_start_loc", "input_ids", "positions", "token_types")
 
 

@@ -123,11 +123,30 @@ def random_batch(
     return make_batch(rows, **kwargs)  # type: ignore[arg-type]
 
 
+def pass_blocks(batch: Batch, window: int) -> None:
+    """NaN in all blocks that no query of a row sees any more."""
+    meta, block_size = batch.meta, batch.caches[0].shape[1]
+    query_lens = meta.query_start_loc.diff().tolist()
+    for table, query_len, seq_len in zip(meta.block_tables, query_lens, meta.seq_lens.tolist(), strict=True):
+        passed = table[: max(0, seq_len - query_len - window + 1) // block_size].long()
+        for cache in (*batch.caches, *batch.plain_caches):
+            cache[passed] = torch.nan
+
+
 def assert_matches(batch: Batch, window: int | None = None) -> None:
     out = batch.native(window)
     assert out.dtype == batch.q.dtype
     tolerance = max(TOLERANCES[batch.q.dtype], TOLERANCES[batch.caches[0].dtype])
     torch.testing.assert_close(out.float(), batch.reference(window), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, BF16])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_what_a_window_has_passed_may_be_anything(block_size: int, dtype: torch.dtype) -> None:
+    for window in (1, 40, 300):
+        batch = random_batch([1, 1, 30, 3], [700, 131, 99, 400], block_size=block_size, dtype=dtype, cache_dtype=dtype)
+        pass_blocks(batch, window)
+        assert_matches(batch, window)
 
 
 @pytest.mark.parametrize("window", [None, 1, 100])

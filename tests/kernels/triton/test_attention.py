@@ -33,7 +33,7 @@ def attend(case: Case, window: int | None = None, softcap: float | None = None) 
 def test_paged_attention_matches_the_definition(
     query_lens: list[int], seq_lens: list[int], window: int | None, softcap: float | None
 ) -> None:
-    case = make_case(query_lens, seq_lens)
+    case = make_case(query_lens, seq_lens, window=window)
     torch.testing.assert_close(attend(case, window, softcap), case.expected(0.3, window, softcap), atol=1e-5, rtol=1e-5)
 
 
@@ -47,7 +47,7 @@ def test_any_grouping_of_heads_and_any_block(heads: tuple[int, int], head_dim: i
 @pytest.mark.parametrize("window", [None, 40])
 def test_a_context_in_splits_is_joined(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
     monkeypatch.setattr(triton_decode, "_MIN_SPLIT", 64)
-    case = make_case([1, 1, 1, 1], [1, 64, 65, 300])  # short rows have splits that see nothing
+    case = make_case([1, 1, 1, 1], [1, 64, 65, 300], window=window)  # short rows have splits that see nothing
     torch.testing.assert_close(attend(case, window), case.expected(0.3, window), atol=1e-5, rtol=1e-5)
 
 

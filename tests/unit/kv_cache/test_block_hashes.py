@@ -6,8 +6,10 @@ import hashlib
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from procengine.kv_cache.block_hashes import extend_block_hashes
+from procengine.kv_cache.block_hashes import adapter_salt, extend_block_hashes
 
 
 def tokens(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -52,3 +54,15 @@ def test_salt_and_block_order_count() -> None:
 def test_slices_that_are_not_contiguous_hash_like_copies() -> None:
     wide = np.arange(16, dtype=np.int32)[::2]
     assert extend_block_hashes([], wide, 4) == extend_block_hashes([], wide.copy(), 4)
+
+
+@given(
+    st.tuples(st.integers(0, 2**62), st.text(st.characters(codec="utf-8"))),
+    st.tuples(st.integers(0, 2**62), st.text(st.characters(codec="utf-8"))),
+)
+def test_salts_of_adapters_are_apart_from_each_other_and_from_all_without(
+    one: tuple[int, str], other: tuple[int, str]
+) -> None:
+    salts = [adapter_salt(number, salt.encode()) for number, salt in (one, other)]
+    assert (salts[0] == salts[1]) == (one == other)
+    assert not {one[1].encode(), other[1].encode()} & set(salts)

@@ -58,7 +58,7 @@ class ExecutorRun:
             query_start_loc=send(np.array([0, *accumulate(lens)], np.int32)),
             seq_lens=send(np.array([self.computed[row] for row in rows], np.int32)),
             slots=send(np.array(rows, np.int64)),
-            block_tables=send(self.tables),
+            block_tables=send(self.tables[None]),
             num_decode_rows=lens.count(1),
             max_query_len=max(lens),
             max_seq_len=max(self.computed[row] for row in rows),

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from procengine.layer_groups import layer_groups
 from procengine.models.loader import load_model
 from procengine.torch_executor import TorchModel
 from tests.unit.models.executor_run import ExecutorRun
 from tests.unit.models.tiny_families import FAMILIES, save_family
-from tests.unit.runner_engine import PROMPTS, VOCAB, Engine, TinyModel
+from tests.unit.runner_engine import MAX_MODEL_LEN, PROMPTS, VOCAB, Engine, TinyModel
 
 SEQUENCES = [[(7 * i * i + 3 * i + row) % VOCAB for i in range(length)] for row, length in enumerate((23, 40, 9))]
 CHUNKS: list[dict[int, int]] = [
@@ -91,7 +92,8 @@ def generate(model: TinyModel, num_rounds: int, **mode: Any) -> list[list[int]]:
             engine.add(prompt, NUM_TOKENS)
         engine.run()
     counters = engine.planner.counters
-    assert ("num_blocks" in mode) == (counters.num_preemptions > 0)
+    if layer_groups(model.config, MAX_MODEL_LEN).windows == (None,):  # others hold hardly more than when they start
+        assert ("num_blocks" in mode) == (counters.num_preemptions > 0)
     assert (num_rounds > 1) == (counters.prefix_hit_tokens > 0)
     return list(engine.tokens.values())
 

@@ -88,12 +88,19 @@ def _check_flows(flows: list[Event], tracks: dict[tuple[int, int], list[Event]])
         assert is_at_start or any(begin <= event["ts"] <= end for begin, end in bounds[key]), event
 
 
+class _Slices(sqlite3.Connection):
+    """Closes itself when nobody holds it any more, of which Python 3.13 would warn: it is nothing but memory."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def load_slices(events: list[Event]) -> sqlite3.Connection:
     """Tables slice (process, thread, name, ts, dur, depth; integers, ns) and counter (process, name, ts, value)."""
     names = {
         (event["name"], event["pid"], event["tid"]): event["args"].get("name") for event in events if event["ph"] == "M"
     }
-    db = sqlite3.connect(":memory:")
+    db = sqlite3.connect(":memory:", factory=_Slices)
     db.execute("create table slice (process text, thread text, name text, ts integer, dur integer, depth integer)")
     db.execute("create table counter (process text, name text, ts integer, value integer)")
     open_until: dict[tuple[int, int], list[Decimal]] = defaultdict(list)
