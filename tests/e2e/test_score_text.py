@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from numpy.typing import NDArray
 
 from procengine import LLM, AsyncClient, InvalidRequestError, SamplingParams
 from tests.e2e.oracle import one_thread
 from tests.e2e.running_group import RunningGroup
-from tests.e2e.tiny_folders import build_tiny_model, save_folder
+from tests.e2e.tiny_folders import base_config, build_tiny_model, save_folder
 from tests.e2e.tiny_prompts import TinyCase, random_prompts
 
 _BUDGET = 64
@@ -158,6 +159,22 @@ def test_other_families(family: str, tmp_path: Path) -> None:
         (states,) = llm.hidden_states([prompts[2]], layer=2)
         found = np.frombuffer(states.data, "<f4").reshape(-1, 64)
         np.testing.assert_allclose(found, states_of(model, prompts[2], 2), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_pieces_through_layers_whose_blocks_differ(tmp_path: Path) -> None:
+    """Where generation has block tables for each group of layers, a long text's own keys and values have one."""
+    windows = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**base_config() | windows)).eval().float()
+    prompts = random_prompts([3, 200, 70], seed=15)
+    with LLM(str(save_folder(model, tmp_path)), **_OPTIONS | {"block_size": 16}) as llm:
+        generated = llm.generate(prompts[1], SamplingParams(max_tokens=4, temperature=0.0), use_tqdm=False)
+        for prompt, output in zip(prompts, llm.score_text(prompts), strict=True):
+            np.testing.assert_allclose(output.logprobs, logprobs_of(model, prompt), atol=1e-4)
+    with one_thread(), torch.inference_mode():
+        assert generated[0].outputs[0].token_ids[0] == int(model(torch.tensor([prompts[1]])).logits[0, -1].argmax())
 
 
 @pytest.mark.slow

@@ -171,6 +171,28 @@ def test_workflows_get_the_same_time_whatever_their_steps_take(depth: int) -> No
     assert min(used_ns.values()) > 4_000_000_000
 
 
+def test_a_workflow_that_comes_late_gets_its_share_and_no_more() -> None:
+    """Steps of 20 ms have had the device for 2 s when those of 200 ms come."""
+    took_ns = {"generate": 20_000_000, "embed": 200_000_000}
+    steps = {"generate": 10_000, "embed": 0}
+    pipe = Pipeline(0, lambda: PlannersOnDemand(lambda name: FakePlanner(name, steps[name])), 1)
+    used_ns = dict.fromkeys(took_ns, 0)
+    pipe.planners["generate"]
+    for step_id in range(300):
+        if step_id == 100:
+            used_ns["generate"] = 0
+            pipe.planners["embed"].num_steps = 10_000  # type: ignore[attr-defined]
+        (sent,) = names(pipe)
+        name = sent.split("-")[0]
+        used_ns[name] += took_ns[name]
+        header = (0, 0, step_id)
+        if name == "embed":
+            pipe.apply(EmbedResult(*header, 0, took_ns[name], ()), NONE)
+        else:
+            pipe.apply(StepResult(*header, 0, True, 0, took_ns[name], ()), NONE)
+    assert abs(used_ns["embed"] - used_ns["generate"]) <= 2 * sum(took_ns.values())
+
+
 def test_result_of_another_epoch_is_dropped() -> None:
     planner = FakePlanner("generate", 1)
     pipe = pipeline(planner, epoch=1)
