@@ -18,9 +18,10 @@ from procengine.errors import ConfigError
 from procengine.kernels.native.arguments import FLOAT_IDS, address
 from procengine.kernels.native.library import native_function
 
-__all__ = ["GGML_FORMATS", "PackedFormat", "PackedMatrix", "WeightMemory", "gate_up_order"]
+__all__ = ["GGML_FORMATS", "LARGEST_BY_TILES", "PackedFormat", "PackedMatrix", "WeightMemory", "gate_up_order"]
 
 PANEL = 32  # outputs that lie together
+LARGEST_BY_TILES = 255.0  # what AMX multiplies in the place of integers (`gemm_amx.cpp`)
 _ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
 
@@ -195,6 +196,19 @@ class PackedMatrix:
             *(ctypes.byref(self.struct), address(blocks), _GGML_IDS[ggml_type]),
             *(blocks.shape[0], address(outputs)),
         )
+
+    def largest(self) -> float:
+        """A bound of its weights' sizes, by the scales and mins of integers. 0 for bf16, which have none."""
+        if self.format.kind == "bf16":
+            return 0.0
+        values, scales, mins = self.format.sections(self.outputs, self.inputs)
+        halves = np.abs(self._memory[values : values + scales + mins].view(np.float16).astype(np.float32))
+        steps = {"int8": 128.0, "int4": 15.0 if self.format.mins else 8.0}[self.format.kind]
+        num_scales = scales // 2
+        sizes = halves[:num_scales] * steps
+        if mins:
+            sizes += halves[num_scales:]
+        return float(sizes.max())
 
     def unpack(self, outputs: Int64s | None = None) -> NDArray[np.float32]:
         """The weights it stands for, float32 [n, inputs]: of the rows `outputs` (int64 [n]), or of all."""

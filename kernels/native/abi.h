@@ -2,8 +2,8 @@
 //
 // Rules for this folder
 //  * The library is plain C++17 behind a plain C ABI: no Python, no torch, no OpenMP. Exported names start with `pe_`.
-//  * Hot loops live in one translation unit per instruction set, told apart by the end of the file name: `*_avx512.cpp`,
-//    `*_avx2.cpp`, and everything else, which runs on any CPU. `build.py` turns the name into compiler flags.
+//  * Hot loops live in one translation unit per instruction set, told apart by the end of the file name: `*_amx.cpp`,
+//    `*_avx512.cpp`, `*_avx2.cpp`, and everything else, which runs on any CPU. `build.py` turns the name into compiler flags.
 //  * A unit for an instruction set defines no `inline` function or template of external linkage and uses none of the
 //    standard library: the linker keeps one copy of such a function for the whole library, possibly the one that only a
 //    newer CPU can run. Functions in headers that such units include are therefore `static inline`.

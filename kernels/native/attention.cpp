@@ -7,9 +7,11 @@
 namespace pe {
 namespace {
 
-AttentionKernels kernels(int32_t kv_dtype) {
+AttentionKernels kernels(const AttentionArgs& args) {
+    const int32_t kv_dtype = args.kv_dtype;
 #if defined(__x86_64__)
     switch (isa()) {
+        case AMX: return suits_amx(args) ? attention_kernels_amx() : attention_kernels_avx512(kv_dtype);
         case AVX512: return attention_kernels_avx512(kv_dtype);
         case AVX2: return attention_kernels_avx2(kv_dtype);
         default: break;
@@ -27,11 +29,11 @@ constexpr int32_t FINER = 4;
 int64_t attention_workspace(const AttentionArgs& args, int64_t max_seq_len) {
     if (args.num_threads == 1) return 0;
     const int64_t partitions = (max_seq_len + ATTENTION_PARTITION - 1) / ATTENTION_PARTITION + 1;
-    return ATTENTION_SHARES * args.num_threads * partitions * kernels(args.kv_dtype).shared_state_bytes(args);
+    return ATTENTION_SHARES * args.num_threads * partitions * kernels(args).shared_state_bytes(args);
 }
 
 void attention(Phases& phases, const AttentionArgs& args) {
-    const AttentionKernels set = kernels(args.kv_dtype);
+    const AttentionKernels set = kernels(args);
     const AttentionUnits units = set.count_units(args);
     const auto run = [&](Range range) {
         set.run_parts(args, range.begin, range.end, thread_scratch(set.scratch_bytes(args)));

@@ -6,6 +6,9 @@
 // queries are rounded to int8 too, with a scale for each head, and scores are products of integers; values are widened
 // (to bfloat16 on AVX-512, else to float32).
 //
+// On AMX a bfloat16 cache is multiplied in tiles where head_dim is a multiple of 32 and block_size one of 16, whatever the
+// number of rows.
+//
 // A query's result depends on its context alone, bit by bit: not on the rows it is batched with, on how its prompt was
 // cut into chunks, or on the number of threads. Contexts are therefore cut at fixed positions (ATTENTION_PARTITION),
 // whoever works on the parts, and parts are merged in order.

@@ -25,4 +25,8 @@ AttentionKernels attention_kernels_portable(int32_t kv_dtype);
 AttentionKernels attention_kernels_avx2(int32_t kv_dtype);
 AttentionKernels attention_kernels_avx512(int32_t kv_dtype);
 
+// On AMX, for the caches that suit its tiles: by the model and the cache alone, so that all rows go the same way.
+bool suits_amx(const AttentionArgs& args);
+AttentionKernels attention_kernels_amx();
+
 }  // namespace pe

@@ -40,6 +40,7 @@ _ISA_FLAGS = {
         *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "bf16")),
     ),
 }
+_ISA_FLAGS["_amx"] = (*_ISA_FLAGS["_avx512"], "-mavx512fp16", "-mamx-tile", "-mamx-bf16")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 

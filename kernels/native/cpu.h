@@ -10,6 +10,7 @@ enum Isa : int32_t {
     PORTABLE = 0,
     AVX2 = 1,    // AVX2, FMA, F16C
     AVX512 = 2,  // AVX-512 F, BW, DQ, VL, VNNI, BF16
+    AMX = 3,     // AMX TILE and BF16, where the system lets this process use them, and AVX-512 FP16
 };
 
 // The level in use. Dispatch on it once per call, not per row.

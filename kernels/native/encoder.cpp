@@ -14,6 +14,7 @@ constexpr int64_t WIDEST_SPAN = 32;
 const EncoderKernels& kernels() {
 #if defined(__x86_64__)
     switch (isa()) {
+        case AMX:
         case AVX512: return encoder_kernels_avx512();
         case AVX2: return encoder_kernels_avx2();
         default: break;

@@ -1,6 +1,7 @@
 #include "gemm.h"
 
 #include "cpu.h"
+#include "gemm_amx.h"
 #include "gemm_kernels.h"
 #include "scratch.h"
 
@@ -10,10 +11,16 @@ namespace {
 // A block of rows, quantised, should stay in the second-level cache while a thread's panels pass by.
 constexpr int64_t BLOCK_BYTES = 256 * 1024;
 constexpr int64_t LEAST_BLOCK_ROWS = 96;
+constexpr int64_t ROWS_TOGETHER = 32;  // what the widest loops take at once
+
+// Whether tiles multiply, and whether such a matrix takes bf16 rows as they are.
+bool by_tiles() { return isa() == AMX; }
+bool takes_plain_rows(const PackedMatrix& w) { return w.format == WEIGHT_BF16; }
 
 const KernelSet& kernels() {
 #if defined(__x86_64__)
     switch (isa()) {
+        case AMX:
         case AVX512: return kernels_avx512;
         case AVX2: return kernels_avx2;
         default: break;
@@ -23,8 +30,8 @@ const KernelSet& kernels() {
 }
 
 int64_t block_rows(const PackedMatrix& w) {
-    const int64_t row_bytes = w.format == WEIGHT_BF16 ? 2 * w.inputs : w.inputs;
-    const int64_t rows = BLOCK_BYTES / row_bytes / 12 * 12;
+    const int64_t row_bytes = activation_type(w) == BF16 ? 2 * w.inputs : w.inputs;
+    const int64_t rows = BLOCK_BYTES / row_bytes / ROWS_TOGETHER * ROWS_TOGETHER;
     return rows > LEAST_BLOCK_ROWS ? rows : LEAST_BLOCK_ROWS;
 }
 
@@ -47,6 +54,8 @@ void int_part(const KernelSet& set, const PackedMatrix& w, const QuantizedRows& 
 
 }  // namespace
 
+DType activation_type(const PackedMatrix& w) { return takes_plain_rows(w) || by_tiles() ? BF16 : F32; }
+
 void quantize_rows(const void* x, DType type, int64_t stride, Range rows, const QuantizedRows& to) {
     kernels().quantize_rows(x, type, stride, rows, to);
 }
@@ -56,11 +65,18 @@ int64_t linear_units(const PackedMatrix& w, int64_t num_rows) {
     return (num_rows + height - 1) / height * w.panels();
 }
 
+Range rows_of_block(int64_t num_rows, int64_t block, int64_t blocks) {
+    return share_of(num_rows, ROWS_TOGETHER, block, blocks);
+}
+
 void linear_part(const PackedMatrix& w, const Activations& x, int64_t num_rows, const Epilogue& epilogue, Range units) {
+#if defined(__x86_64__)
+    if (by_tiles()) return linear_part_amx(w, x, num_rows, epilogue, units);
+#endif
     const KernelSet& set = kernels();
     const int64_t panels = w.panels(), blocks = linear_units(w, num_rows) / panels;
     for (int64_t unit = units.begin; unit < units.end; ++unit) {
-        const Range rows = share_of(num_rows, 1, unit / panels, blocks);
+        const Range rows = rows_of_block(num_rows, unit / panels, blocks);
         const int64_t index = unit % panels;
         const bool more = unit + 1 < units.end;
         const NextPanel next{more ? w.panel((unit + 1) % panels) : nullptr, w.panel_bytes()};
@@ -73,22 +89,31 @@ void linear_part(const PackedMatrix& w, const Activations& x, int64_t num_rows, 
 }
 
 int64_t activation_bytes(const PackedMatrix& w, int64_t num_rows) {
-    return w.format == WEIGHT_BF16 ? num_rows * w.inputs * 2 : QuantizedRows::bytes(num_rows, w.inputs, w.groups());
+    const int64_t whole = (num_rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER * ROWS_TOGETHER;  // tiles read all their rows
+    return activation_type(w) == BF16 ? whole * w.inputs * 2 : QuantizedRows::bytes(num_rows, w.inputs, w.groups());
 }
 
 Activations activations_for(const PackedMatrix& w, const void* x, DType type, int64_t stride, int64_t num_rows,
                             void* memory) {
-    if (w.format != WEIGHT_BF16) return {nullptr, 0, QuantizedRows::in(memory, num_rows, w.inputs, w.groups())};
-    if (type == BF16) return {static_cast<const bf16*>(x), stride, {}};
+    if (activation_type(w) != BF16) return {nullptr, 0, QuantizedRows::in(memory, num_rows, w.inputs, w.groups())};
+    if (type == BF16 && takes_plain_rows(w)) return {static_cast<const bf16*>(x), stride, {}};
     return {static_cast<const bf16*>(memory), w.inputs, {}};
 }
 
+bool needs_preparing(const PackedMatrix& w, DType type) { return !(type == BF16 && takes_plain_rows(w)); }
+
 void prepare_rows(const PackedMatrix& w, const void* x, DType type, int64_t stride, Range rows, const Activations& to) {
-    if (w.format != WEIGHT_BF16) {
+    if (!needs_preparing(w, type)) return;
+    if (activation_type(w) != BF16) {
         quantize_rows(x, type, stride, rows, to.quantized);
         return;
     }
-    if (type == BF16) return;
+#if defined(__x86_64__)
+    if (!takes_plain_rows(w)) {
+        tile_rows(x, type, stride, rows, w.inputs, const_cast<bf16*>(to.rows));
+        return;
+    }
+#endif
     const KernelSet& set = kernels();
     for (int64_t row = rows.begin; row < rows.end; ++row)
         set.narrow(static_cast<const float*>(x) + row * stride, w.inputs, const_cast<bf16*>(to.rows) + row * to.stride);

@@ -1,9 +1,8 @@
 #include <immintrin.h>
 
+#include "epilogue_avx512.h"
 #include "gemm_kernels.h"
 #include "quantize_avx512.h"
-
-#define PE_INLINE static inline __attribute__((always_inline))
 
 namespace pe {
 namespace {
@@ -12,10 +11,6 @@ constexpr int INT_ROWS = 6;    // accumulators: 2 x 6 integer, 2 x 6 float
 constexpr int BF16_ROWS = 12;  // accumulators: 2 x 12
 constexpr int USUAL_GROUP = 32;
 constexpr int64_t LINE = 64;
-
-PE_INLINE __m512 load_half(const uint16_t* from) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
 
 PE_INLINE __m512i broadcast4(const void* from) {
     int32_t value;
@@ -27,27 +22,6 @@ PE_INLINE __m512i broadcast4(const void* from) {
 // accumulators around and spills them. Whoever multiplies two vectors with the same four bytes broadcasts them once: an
 // operand that the instruction broadcasts itself is one more load, and these would be as many as the products.
 PE_INLINE void dot4(__m512i& sum, __m512i w, __m512i a) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(a)); }
-
-// exp(x) for x <= 0 .. 88, to 1 part in 10^7: 2^n * p(f), as in Cephes.
-PE_INLINE __m512 exp_ps(__m512 x) {
-    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.3f)), _mm512_set1_ps(88.3f));
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
-    __m512 f = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    f = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), f);
-    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.3981999507e-3f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(8.3334519073e-3f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(4.1665795894e-2f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.6666665459e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.0000001201e-1f));
-    p = _mm512_fmadd_ps(p, _mm512_mul_ps(f, f), _mm512_add_ps(f, _mm512_set1_ps(1.0f)));
-    return _mm512_scalef_ps(p, n);
-}
-
-PE_INLINE __m512 silu(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-    return _mm512_div_ps(x, _mm512_add_ps(one, exp_ps(_mm512_sub_ps(_mm512_setzero_ps(), x))));
-}
 
 // Adds the residual to 16 values and stores those in `mask`.
 PE_INLINE void store16(const Epilogue& e, int64_t row, int64_t column, __mmask16 mask, __m512 y) {
@@ -62,10 +36,6 @@ PE_INLINE void store16(const Epilogue& e, int64_t row, int64_t column, __mmask16
         y = _mm512_add_ps(y, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)));
     }
     _mm256_mask_storeu_epi16(static_cast<uint16_t*>(e.out) + at, mask, (__m256i)_mm512_cvtneps_pbh(y));
-}
-
-PE_INLINE __mmask16 mask_below(int64_t count) {
-    return count >= 16 ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1u << count) - 1);
 }
 
 // Not inlined: one copy for the many tiles, and a call is nothing beside a tile.

@@ -22,6 +22,7 @@ __all__ = [
     "best_isa",
     "forced_isa",
     "is_available",
+    "isa",
     "native_function",
     "num_threads",
     "set_num_threads",
@@ -39,6 +40,7 @@ class Isa(IntEnum):
     PORTABLE = 0
     AVX2 = 1
     AVX512 = 2
+    AMX = 3
 
 
 def why_not(device_type: str) -> str | None:
@@ -72,13 +74,18 @@ def best_isa() -> Isa:
     return Isa(native_function("pe_best_isa", ctypes.c_int32)())
 
 
+def isa() -> Isa:
+    """The instruction set in use: the best, but for tests."""
+    return Isa(native_function("pe_isa", ctypes.c_int32)())
+
+
 @contextmanager
-def forced_isa(isa: Isa) -> Iterator[None]:
-    """Within the block, all kernels use `isa`. For tests: it holds for the whole process. Raises ConfigError."""
+def forced_isa(level: Isa) -> Iterator[None]:
+    """Within the block, all kernels use `level`. For tests: it holds for the whole process. Raises ConfigError."""
     set_isa = native_function("pe_set_isa", ctypes.c_int32, ctypes.c_int32)
     before = native_function("pe_isa", ctypes.c_int32)()
-    if set_isa(isa) != 0:
-        raise ConfigError(f"this CPU cannot run {isa.name} kernels; the best it can is {best_isa().name}")
+    if set_isa(level) != 0:
+        raise ConfigError(f"this CPU cannot run {level.name} kernels; the best it can is {best_isa().name}")
     try:
         yield
     finally:

@@ -25,10 +25,8 @@ int64_t block_tokens(int32_t threads) {
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-DType type_before(const PackedMatrix& w) { return w.format == WEIGHT_BF16 ? BF16 : F32; }
-
 // Of q, k, v and what attention makes of them. Norms of heads are float32, and want the same.
-DType type_of_heads(const LlamaLayer& layer) { return layer.q_norm ? F32 : type_before(*layer.output); }
+DType type_of_heads(const LlamaLayer& layer) { return layer.q_norm ? F32 : activation_type(*layer.output); }
 
 class Memory {
   public:
@@ -312,7 +310,7 @@ class Forward {
     // x += (silu(gate) * up) W^T, of normed x
     void feed_forward(Phases& phases, const LlamaLayer& layer, float* x, int64_t count) const {
         const PackedMatrix& w = *layer.gate_up;
-        const DType type = type_before(*layer.down);
+        const DType type = activation_type(*layer.down);
         phases.each(count, [&](Range rows) {
             norm_and_prepare(layer.post_attention_norm, x, rows, &layer.gate_up, 1, count);
         });
@@ -335,7 +333,7 @@ class Forward {
     void multiply(Phases& phases, const PackedMatrix& w, const void* x, DType type, int64_t stride, int64_t count,
                   const Epilogue& epilogue) const {
         const Activations ready = activations_for(w, x, type, stride, count, arena_.activations[0]);
-        if (type != BF16) phases.each(count, [&](Range rows) { prepare_rows(w, x, type, stride, rows, ready); });
+        if (needs_preparing(w, type)) phases.each(count, [&](Range rows) { prepare_rows(w, x, type, stride, rows, ready); });
         phases.each(linear_units(w, count), [&](Range units) { linear_part(w, ready, count, epilogue, units); });
     }
 
@@ -370,7 +368,7 @@ class Forward {
             args.out_stride = 0;
             for (int64_t row = rows.begin; row < rows.end; ++row) {
                 rms_norm(args, {row, row + 1});
-                quantize_rows(normed, F32, 0, {row, row + 1}, to[i].quantized);
+                prepare_rows(*parts[i], normed, F32, 0, {row, row + 1}, to[i]);
             }
         }
     }
@@ -459,21 +457,27 @@ int64_t head_activation_bytes(const PackedMatrix& head, int64_t num_rows) {
     return (activation_bytes(head, num_rows) + 63) / 64 * 64;
 }
 
+// Panels of a head whose logits are made before any is looked at.
+constexpr int64_t HEAD_PANELS = 8;
+
 // Largest logits of the rows of x by runs of neighbouring panels: found [num_rows, panels], where a run stands in the
 // place of its first panel.
 void find_largest(const PackedMatrix& head, const Activations& x, int64_t num_rows, Range units, Largest* found) {
     const int64_t panels = head.panels(), blocks = linear_units(head, num_rows) / panels;
-    // A panel's logits, as if they stood in a matrix as wide as a panel. Slot 1, for slot 0 is the product's own.
-    float* const logits = reinterpret_cast<float*>(thread_scratch(4 * num_rows * PANEL, 1));
-    int64_t run = units.begin;
-    for (int64_t unit = units.begin; unit < units.end; ++unit) {
-        const Range rows = share_of(num_rows, 1, unit / panels, blocks);
-        const int64_t panel = unit % panels, first = panel * PANEL;
-        if (panel == 0) run = unit;
-        linear_part(head, x, num_rows, {logits - first, PANEL, F32, 0, nullptr, nullptr}, {unit, unit + 1});
+    constexpr int64_t WIDTH = HEAD_PANELS * PANEL;
+    // The logits of some panels, as if they stood in a matrix as wide as these. Slot 1, for slot 0 is the product's own.
+    float* const logits = reinterpret_cast<float*>(thread_scratch(4 * num_rows * WIDTH, 1));
+    for (int64_t unit = units.begin, end; unit < units.end; unit = end) {
+        const Range rows = rows_of_block(num_rows, unit / panels, blocks);
+        const int64_t run = unit % panels, first = run * PANEL;
+        end = least(least(unit + HEAD_PANELS, unit - run + panels), units.end);
+        linear_part(head, x, num_rows, {logits - first, WIDTH, F32, 0, nullptr, nullptr}, {unit, end});
         for (int64_t row = rows.begin; row < rows.end; ++row)
-            see_panel(logits + row * PANEL, least(PANEL, head.outputs - first), static_cast<int32_t>(first),
-                      found[row * panels + run % panels]);
+            for (int64_t panel = 0; panel < end - unit; ++panel) {
+                const int64_t output = first + panel * PANEL;
+                see_panel(logits + row * WIDTH + panel * PANEL, least(PANEL, head.outputs - output),
+                          static_cast<int32_t>(output), found[row * panels + run]);
+            }
     }
 }
 

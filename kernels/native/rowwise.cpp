@@ -10,6 +10,7 @@ namespace {
 RowwiseKernels kernels() {
 #if defined(__x86_64__)
     switch (isa()) {
+        case AMX:
         case AVX512: return rowwise_kernels_avx512();
         case AVX2: return rowwise_kernels_avx2();
         default: break;

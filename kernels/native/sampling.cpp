@@ -263,6 +263,7 @@ void sample_row(const SampleArgs& args, int64_t row, const SamplingKernels& set)
 SamplingKernels sampling_kernels() {
 #if defined(__x86_64__)
     switch (isa()) {
+        case AMX:
         case AVX512: return sampling_kernels_avx512();
         case AVX2: return sampling_kernels_avx2();
         default: break;

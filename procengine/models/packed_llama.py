@@ -20,8 +20,16 @@ from procengine.config import ModelConfig, Quantization
 from procengine.decoder_sizes import decoder_sizes
 from procengine.errors import ModelError
 from procengine.kernels.decoder.native import Decoder, DecoderLayer
-from procengine.kernels.linear.packed import GGML_FORMATS, PackedFormat, PackedMatrix, WeightMemory, gate_up_order
+from procengine.kernels.linear.packed import (
+    GGML_FORMATS,
+    LARGEST_BY_TILES,
+    PackedFormat,
+    PackedMatrix,
+    WeightMemory,
+    gate_up_order,
+)
 from procengine.kernels.native.arguments import to_float32
+from procengine.kernels.native.library import Isa, best_isa
 from procengine.models.packed_formats import common_format, packed_format
 from procengine.models.rotary import rotary_table
 from procengine.models.tensor_names import EMBEDDING, LM_HEAD
@@ -204,6 +212,11 @@ class _Plan:
             keeps = self._quantization == "stored" and stored is not None and packed.format.kind != "bf16"
             for piece in self._source.pieces(name, keep_blocks=keeps):
                 _pack_piece(packed, piece, outputs[piece.rows])
+        if best_isa() >= Isa.AMX and not packed.largest() <= LARGEST_BY_TILES:
+            raise ModelError(
+                f"{self._config.path}: tensor {matrix.parts[0].name} has weights of up to {packed.largest():.4g}, and "
+                f"the kernels of this CPU take integers that stand for {LARGEST_BY_TILES} at most; use --kernels torch"
+            )
 
 
 def _pack_piece(packed: PackedMatrix, piece: RowPiece, outputs: Int64s) -> None:

@@ -222,6 +222,7 @@ def test_rows_without_queries_and_empty_batches_are_nothing() -> None:
 def test_a_result_depends_on_its_context_alone(dtype: torch.dtype, isa: library.Isa) -> None:
     """Bit by bit the same, alone or in a batch, one token at a time or in chunks, on any number of threads."""
     length, window = 600, 300
+    odd_size = 48 if isa == library.Isa.AMX and dtype == BF16 else 6  # tiles want whole blocks: others go another way
     context, *others = (make_context(n, (6, 2), 64) for n in (length, 1, 90, 300))
     before = library.num_threads()
     try:
@@ -233,11 +234,25 @@ def test_a_result_depends_on_its_context_alone(dtype: torch.dtype, isa: library.
                 for end in (257, length):
                     rows = [(context, chunk, end), *((other, 1, len(other.k)) for other in others)]
                     alone = make_batch(rows[:1], block_size=32, **kinds).native(sliding_window)
-                    batched = make_batch(rows, block_size=6, **kinds).native(sliding_window)
+                    batched = make_batch(rows, block_size=odd_size, **kinds).native(sliding_window)
                     assert torch.equal(alone, whole[end - chunk : end]), (threads, chunk, end)
                     assert torch.equal(batched[:chunk], alone), (threads, chunk, end)
     finally:
         library.set_num_threads(before)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(("heads", "head_dim"), [((3, 3), 32), ((7, 1), 96), ((40, 2), 64)], ids=str)
+def test_a_token_is_the_same_alone_as_in_its_prompt(
+    heads: tuple[int, int], head_dim: int, window: int | None, isa: library.Isa
+) -> None:
+    """At all borders of what kernels work on together: vectors, tiles, partitions, and rows of them."""
+    context = make_context(530, heads, head_dim)
+    kinds = {"dtype": BF16, "cache_dtype": BF16}
+    whole = make_batch([(context, 530, 530)], block_size=16, **kinds).native(window)
+    ends = sorted({1, 2, 15, 16, 17, 31, 32, 33, 48, 255, 256, 257, 272, 288, 511, 512, 513, 530, *range(3, 530, 23)})
+    alone = make_batch([(context, 1, end) for end in ends], block_size=16, **kinds).native(window)
+    assert torch.equal(alone, whole[[end - 1 for end in ends]])
 
 
 def test_nan_of_a_sequence_stays_visible_in_it(isa: library.Isa) -> None:

@@ -37,7 +37,10 @@ from tests.unit.models.tiny_models import KINDS, save_tiny_model
 pytestmark = pytest.mark.skipif(not library.is_available(), reason="the native library is not built")
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 101, "initializer_range": 0.15}
-HEAD_DIM: dict[str, dict[str, Any]] = {"llama-head-dim": {"head_dim": 24}}
+HEAD_DIM: dict[str, dict[str, Any]] = {
+    "llama-head-dim": {"head_dim": 24},
+    **{kind: {"head_dim": 32} for kind in ("mistral-window", "qwen3")},  # what AMX has tiles for
+}
 SEQUENCES = [[(7 * i * i + 3 * i + row) % 97 for i in range(length)] for row, length in enumerate((23, 40, 9))]
 WHOLE = [{0: 23}, {1: 40}, {2: 9}]
 CHUNKS: list[dict[int, int]] = [
