@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         RerankResult,
         ScoreOutput,
         SparseEmbeddingOutput,
+        TextScoreOutput,
+        TokenClassificationOutput,
     )
     from procengine.structured.spec import StructuredOutputs
 
@@ -74,6 +76,8 @@ __all__ = [
     "StartupError",
     "StreamDelta",
     "StructuredOutputs",
+    "TextScoreOutput",
+    "TokenClassificationOutput",
     "UnknownAdapterError",
     "__version__",
 ]
@@ -98,6 +102,8 @@ _MODULE_BY_NAME: Final = {
     "RerankResult": "procengine.scores",
     "ScoreOutput": "procengine.scores",
     "SparseEmbeddingOutput": "procengine.scores",
+    "TextScoreOutput": "procengine.scores",
+    "TokenClassificationOutput": "procengine.scores",
     "StreamDelta": "procengine.outputs",
     "StructuredOutputs": "procengine.structured.spec",
 }

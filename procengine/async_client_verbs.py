@@ -21,11 +21,16 @@ from procengine.scores import (
     RerankResult,
     ScoreOutput,
     SparseEmbeddingOutput,
+    TextScoreOutput,
+    TokenClassificationOutput,
     collect_classification,
     collect_hidden_states,
     collect_multi,
     collect_score,
     collect_sparse,
+    collect_text_score,
+    collect_token_classification,
+    collect_token_scores,
     rank,
     text_pairs,
 )
@@ -114,13 +119,15 @@ class AsyncPrefillVerbs(ABC):
         text_1: str | Sequence[str],
         text_2: str | Sequence[str],
         *,
+        instruction: str | None = None,
         truncate_prompt_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> list[ScoreOutput]:
         """How well texts go together: one with one or many, or as many with as many."""
+        options = {"instruction": instruction, "truncate_prompt_tokens": truncate_prompt_tokens}
         return await asyncio.gather(
             *(
-                self._number("score", one, timeout_s, text_pair=other, truncate_prompt_tokens=truncate_prompt_tokens)
+                self._number("score", one, timeout_s, text_pair=other, **options)
                 for one, other in text_pairs(text_1, text_2)
             )
         )
@@ -135,8 +142,36 @@ class AsyncPrefillVerbs(ABC):
     async def reward(
         self, prompt: Prompt, *, truncate_prompt_tokens: int | None = None, timeout_s: float | None = None
     ) -> ScoreOutput:
-        """The number that a reward model gives the text."""
-        return await self._number("reward", prompt, timeout_s, truncate_prompt_tokens=truncate_prompt_tokens)
+        """The number that a reward model gives the text, or each of its tokens."""
+        collect = collect_token_scores if "token_classify" in self.welcome.workflows else collect_score
+        body = prefill_body(prompt, timeout_s, truncate_prompt_tokens=truncate_prompt_tokens)
+        ended = await self._run("reward", body, None)
+        return collect(ended.answer(Embedding), ended.delivered_ns, ended.arrived_ns)
+
+    async def token_classify(
+        self,
+        prompt: Prompt,
+        *,
+        use_activation: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> TokenClassificationOutput:
+        """The scores of the model's labels for each token; logits without `use_activation`."""
+        options = {"use_activation": use_activation, "truncate_prompt_tokens": truncate_prompt_tokens}
+        ended = await self._run("token_classify", prefill_body(prompt, timeout_s, **options), None)
+        return collect_token_classification(
+            ended.answer(Embedding), self.welcome.labels, ended.delivered_ns, ended.arrived_ns
+        )
+
+    async def score_text(
+        self, prompt: Prompt, *, truncate_prompt_tokens: int | None = None, timeout_s: float | None = None
+    ) -> TextScoreOutput:
+        """How likely a language model finds the text: log probabilities of its tokens, and its perplexity."""
+        body = prefill_body(prompt, timeout_s, truncate_prompt_tokens=truncate_prompt_tokens)
+        ended = await self._run("score_text", body, None)
+        return collect_text_score(ended.answer(Embedding), ended.delivered_ns, ended.arrived_ns)
+
+    perplexity = score_text
 
     async def hidden_states(
         self,

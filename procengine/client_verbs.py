@@ -21,11 +21,16 @@ from procengine.scores import (
     RerankResult,
     ScoreOutput,
     SparseEmbeddingOutput,
+    TextScoreOutput,
+    TokenClassificationOutput,
     collect_classification,
     collect_hidden_states,
     collect_multi,
     collect_score,
     collect_sparse,
+    collect_text_score,
+    collect_token_classification,
+    collect_token_scores,
     numbers_of,
     rank,
     text_pairs,
@@ -159,14 +164,14 @@ class PrefillVerbs(ABC):
         text_1: str | Sequence[str],
         text_2: str | Sequence[str],
         *,
+        instruction: str | None = None,
         truncate_prompt_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> list[ScoreOutput]:
-        """How well texts go together, by a cross encoder: one with one or many, or as many with as many."""
-        bodies = [
-            prefill_body(one, timeout_s, text_pair=other, truncate_prompt_tokens=truncate_prompt_tokens)
-            for one, other in text_pairs(text_1, text_2)
-        ]
+        """How well texts go together, by a cross encoder: one with one or many, or as many with as many. A language
+        model that reranks may be told by an `instruction` what counts."""
+        options = {"instruction": instruction, "truncate_prompt_tokens": truncate_prompt_tokens}
+        bodies = [prefill_body(one, timeout_s, text_pair=other, **options) for one, other in text_pairs(text_1, text_2)]
         ended = self._run_all("score", bodies, None, None)
         return [collect_score(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
 
@@ -176,16 +181,25 @@ class PrefillVerbs(ABC):
         documents: Sequence[str],
         *,
         top_n: int | None = None,
+        instruction: str | None = None,
         truncate_prompt_tokens: int | None = None,
         timeout_s: float | None = None,
     ) -> list[RerankResult]:
-        """Documents by how well they go with a query, the best first: by the model where it is a cross encoder, else by
-        the cosine of vectors."""
+        """Documents by how well they go with a query, the best first: by the model where it scores pairs, else by the
+        cosine of vectors. `instruction` is that of `score`."""
         if not documents:
             raise InvalidRequestError("documents: must not be empty")
         if "score" in self.welcome.workflows:
-            scored = self.score(query, documents, truncate_prompt_tokens=truncate_prompt_tokens, timeout_s=timeout_s)
+            scored = self.score(
+                query,
+                documents,
+                instruction=instruction,
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                timeout_s=timeout_s,
+            )
             return rank(documents, [one.score for one in scored], top_n)
+        if instruction is not None:
+            raise InvalidRequestError("instruction: this model compares vectors, and takes none")
         vectors = self.embed([query, *documents], truncate_prompt_tokens=truncate_prompt_tokens, timeout_s=timeout_s)
         first, *others = (one.embedding for one in vectors)
         return rank(documents, [_cosine(first, other) for other in others], top_n)
@@ -193,11 +207,41 @@ class PrefillVerbs(ABC):
     def reward(
         self, prompts: Prompts, *, truncate_prompt_tokens: int | None = None, timeout_s: float | None = None
     ) -> list[ScoreOutput]:
-        """The number that a reward model gives each text."""
+        """The number that a reward model gives each text, or each of its tokens."""
         each, _ = prompt_list(prompts)
         bodies = [prefill_body(one, timeout_s, truncate_prompt_tokens=truncate_prompt_tokens) for one in each]
+        collect = collect_token_scores if "token_classify" in self.welcome.workflows else collect_score
         ended = self._run_all("reward", bodies, None, None)
-        return [collect_score(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
+        return [collect(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
+
+    def token_classify(
+        self,
+        prompts: Prompts,
+        *,
+        use_activation: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> list[TokenClassificationOutput]:
+        """The scores of a model's labels for each token; logits without `use_activation`."""
+        each, _ = prompt_list(prompts)
+        options = {"use_activation": use_activation, "truncate_prompt_tokens": truncate_prompt_tokens}
+        ended = self._run_all("token_classify", [prefill_body(one, timeout_s, **options) for one in each], None, None)
+        labels = self.welcome.labels
+        return [
+            collect_token_classification(one.answer(Embedding), labels, one.delivered_ns, one.arrived_ns)
+            for one in ended
+        ]
+
+    def score_text(
+        self, prompts: Prompts, *, truncate_prompt_tokens: int | None = None, timeout_s: float | None = None
+    ) -> list[TextScoreOutput]:
+        """How likely a language model finds each text: log probabilities of its tokens, and its perplexity."""
+        each, _ = prompt_list(prompts)
+        bodies = [prefill_body(one, timeout_s, truncate_prompt_tokens=truncate_prompt_tokens) for one in each]
+        ended = self._run_all("score_text", bodies, None, None)
+        return [collect_text_score(one.answer(Embedding), one.delivered_ns, one.arrived_ns) for one in ended]
+
+    perplexity = score_text
 
     def hidden_states(
         self,

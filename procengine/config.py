@@ -93,6 +93,7 @@ class DecoderConfig(Struct, frozen=True, forbid_unknown_fields=True):
     residual_scale: float = 1.0  # of what attention and MLP add
     logits_scale: float = 1.0
     experts: ExpertsConfig | None = None
+    is_causal: bool = True  # False: tokens see those behind them too, so it embeds and does not generate
 
 
 class EncoderConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +117,8 @@ class HeadConfig(Struct, frozen=True, forbid_unknown_fields=True):
     labels: tuple[str, ...]
     activation: Literal["softmax", "sigmoid", "identity"]  # from logits to scores
     pooling: Pooling = "cls"
+    level: Literal["sequence", "token"] = "sequence"  # what has labels: a text, or each of its tokens
+    has_bias: bool = True
 
 
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,7 +158,7 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     chat_eos_token: str = ""
     weights_dtype: DType = "bfloat16"  # what the files hold (or, for quantised ones, decode to without loss of note)
     pooling: Pooling = "last"  # how `embed` reduces hidden states
-    workflows: tuple[str, ...] = ("generate", "embed")
+    workflows: tuple[str, ...] = ("generate", "embed", "hidden_states", "score_text")
     tool_call_parser: ToolCallStyle = "none"  # how the model writes tool calls
     normalize: bool = True  # whether `embed` gives vectors of length 1
     prompts: dict[str, str] = {}  # by name: what goes before a text that is embedded
@@ -163,6 +166,8 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_seq_length: int | None = None  # tokens of a sequence, unless asked for otherwise
     encoder: EncoderConfig | None = None  # None: a decoder
     head: HeadConfig | None = None
+    score_token_ids: tuple[int, ...] = ()  # of a reranker without labels: yes, and no where that counts too
+    pair_template: str | None = None  # how `score` writes two texts as one prompt: with {query} and {document}
     sparse_linear: str = ""  # files of linear layers behind an encoder (bge-m3): lexical weights of tokens
     colbert_linear: str = ""  # and a vector for each; "": there is none
     decoder: DecoderConfig = DecoderConfig()

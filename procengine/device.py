@@ -27,6 +27,7 @@ from procengine.workflows import find_workflow, load_part
 
 if TYPE_CHECKING:
     from procengine.models.decoder import Decoder
+    from procengine.models.label_weights import LabelWeights
     from procengine.models.lora_bank import LoraBank
     from procengine.models.lora_weights import LoraWeights
     from procengine.torch_executor import TorchModel
@@ -44,6 +45,7 @@ class Device(Generic[A]):
         adapters that the model takes."""
         self.config = config
         self.model = model
+        self.label_weights = _label_weights(config)
         self._bank = bank
         self.groups = layer_groups(config.model, config.scheduler.max_model_len)
         self.num_blocks = _num_blocks(config, self.groups, cache_bytes)
@@ -104,6 +106,16 @@ class Device(Generic[A]):
         runner = load_part(find_workflow(workflow).forward)(self)
         self._runners[workflow] = runner
         return runner
+
+
+def _label_weights(config: EngineConfig) -> LabelWeights | None:
+    """Read with the model, so that a file that lacks them is known at the start."""
+    if config.model.head is None:
+        return None
+    from procengine.models.label_weights import read_label_weights
+    from procengine.models.weights import open_weights
+
+    return read_label_weights(config.model, open_weights(config.model))
 
 
 def open_device(config: EngineConfig, *, shows_progress: bool) -> Device[Any]:

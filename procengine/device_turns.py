@@ -10,7 +10,7 @@ beyond what is in flight. Who was idle gets no credit for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 __all__ = ["DeviceTurns"]
 
@@ -18,14 +18,16 @@ __all__ = ["DeviceTurns"]
 class DeviceTurns:
     """The workflows, by name."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._order = list(names)  # whoever was served longest ago is first
-        self._used_ns = dict.fromkeys(self._order, 0)  # virtual: of device time, idle times filled up
-        self._expected_ns = dict.fromkeys(self._order, 0)  # of a step: what the newest took
+    def __init__(self) -> None:
+        self._order: list[str] = []  # whoever was served longest ago is first
+        self._used_ns: dict[str, int] = {}  # virtual: of device time, idle times filled up
+        self._expected_ns: dict[str, int] = {}  # of a step: what the newest took
         self._now_ns = 0  # virtual: where the newest step began
 
-    def order(self) -> Sequence[str]:
-        """Who should be asked for a step, the first one first."""
+    def order(self, names: Collection[str]) -> Sequence[str]:
+        """Who should be asked for a step, the first one first. `names`: all, those that are new among them."""
+        if len(names) > len(self._order):
+            self._take_in([name for name in names if name not in self._used_ns])
         if len(self._order) == 1:
             return self._order
         return sorted(self._order, key=lambda name: max(self._used_ns[name], self._now_ns))
@@ -43,3 +45,9 @@ class DeviceTurns:
         """The device was busy with a step for so long."""
         self._expected_ns[name] = busy_ns
         self._used_ns[name] += busy_ns - charged_ns
+
+    def _take_in(self, names: Sequence[str]) -> None:
+        """New ones begin where the newest step did: no later than anybody with work, and without credit for before."""
+        self._order[:0] = names
+        self._used_ns |= dict.fromkeys(names, self._now_ns)
+        self._expected_ns |= dict.fromkeys(names, 0)

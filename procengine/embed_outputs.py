@@ -52,6 +52,8 @@ class EmbedOutputs:
 
     def take_result(self, header: EmbedResult, payload: NDArray[np.int32]) -> list[tuple[int, int]]:
         """Take in the vectors of a step; those of ended requests are dropped. There are no gaps."""
+        if not header.num_rows:
+            return []  # a piece of a sequence that goes on
         num_words, num_numbers, _ = header.sizes
         keys = join_int64(payload[:num_words]).tolist()
         numbers = payload[num_words : num_words + num_numbers]  # float32 bits: they go out as bytes

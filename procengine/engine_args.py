@@ -47,6 +47,29 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Literal["auto", "last", "mean", "cls"],
         About(_MODEL, "how embed reduces hidden states to one vector (auto: what the model says)"),
     ] = "auto"
+    bidirectional: Annotated[
+        bool | None,
+        About(
+            _MODEL,
+            "a decoder's tokens see those behind them too, for embedders made so: LLM2Vec (auto: as its files say)",
+        ),
+    ] = None
+    score_tokens: Annotated[
+        tuple[str, ...],
+        About(
+            _MODEL,
+            "token of a language model that reranks: the one for yes first, then that for no (none: as its files say)",
+            metavar="TOKEN",
+        ),
+    ] = ()
+    score_template: Annotated[
+        str | None,
+        About(
+            _MODEL,
+            "how score writes two texts: a text with {query} and {document}, or its file (auto: as the model's say)",
+            metavar="TEXT",
+        ),
+    ] = None
     tool_call_parser: Annotated[
         Literal["auto", "none", "hermes", "llama3", "mistral"],
         About(_MODEL, "how the model writes tool calls, which clients read (auto: what its chat template shows)"),

@@ -76,9 +76,16 @@ class Model(Protocol[A]):
         """The forward pass over `cache`."""
         ...
 
-    def encode(self, input_ids: A, positions: A, query_start_loc: A, max_query_len: int) -> A:
+    def encode(
+        self, input_ids: A, positions: A, query_start_loc: A, max_query_len: int, num_layers: int | None = None
+    ) -> A:
         """Hidden states after the final norm, [T, hidden_size], of whole sequences, without a cache.
 
-        input_ids: int32 [T], sequences one behind the other; positions: int64 [T]; query_start_loc: int32 [R + 1].
+        input_ids: int32 [T], sequences one behind the other; positions: int64 [T]; query_start_loc: int32 [R + 1];
+        num_layers: only the first so many layers are run, and what comes out of them is not normed. None: all.
         """
+        ...
+
+    def compute_logits(self, hidden: A) -> A:
+        """As `Executor.compute_logits`."""
         ...

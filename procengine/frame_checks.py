@@ -123,9 +123,10 @@ def _is_embed_step(header: EmbedInput) -> bool:
     key_words, starts, input_ids, positions, token_types = header.sizes
     rows = header.num_rows
     return (
-        _are_numbers(header.step_id, header.epoch, header.max_query_len)
+        _are_numbers(header.step_id, header.epoch, header.max_query_len, header.num_sequence_tokens)
         and key_words == 2 * rows
         and starts == rows + 1
+        and (header.num_sequence_tokens == 0 or rows == 1)
         and input_ids == positions == header.num_tokens
         and token_types in (0, header.num_tokens)
     )

@@ -11,13 +11,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from procengine.config import DType, ModelConfig, RopeScaling
+from procengine.config import DType, HeadConfig, ModelConfig, RopeScaling
 from procengine.hf_decoder import HuggingFaceDecoder
 from procengine.hf_embedding import read_embedding
-from procengine.hf_families import CLASSES, FAMILIES, Architecture
+from procengine.hf_families import CLASSES, FAMILIES, HEADLESS, Architecture
 from procengine.hf_files import HuggingFaceFolder, first_dtype
+from procengine.hf_head import head_activation, read_labels
 from procengine.hf_rope import HuggingFaceRope
 from procengine.model_limits import why_not_a_size
+from procengine.reranker import declared_tokens, with_reranker
 
 __all__ = ["HuggingFaceConfig"]
 
@@ -64,7 +66,8 @@ class HuggingFaceConfig:
         if is_ours:
             rope.rotary_dim(sizes["head_dim"])
         decoder = HuggingFaceDecoder(self.folder, self.config, self.architecture, sizes, rope)
-        return ModelConfig(
+        head = self._head()
+        model = ModelConfig(
             name=self.name,
             path=str(self.folder.path.absolute()),
             format="safetensors",
@@ -73,7 +76,7 @@ class HuggingFaceConfig:
             rms_norm_eps=float(self.config.get("rms_norm_eps", self.defaults.rms_norm_eps)),
             rope_theta=rope.theta() if is_ours else 0.0,
             rope_scaling=rope.scaling() if is_ours else RopeScaling(),
-            tie_word_embeddings=self._is_bare
+            tie_word_embeddings=self._is_headless()  # there is none to read, and nobody asks for logits
             or bool(self.config.get("tie_word_embeddings", self.defaults.tie_word_embeddings)),
             qkv_bias=self._qkv_bias(),
             attention_output_bias=self._attention_bias(),
@@ -89,15 +92,42 @@ class HuggingFaceConfig:
             weights_dtype=self._dtype(weights),
             decoder=decoder.resolve(),
             **read_embedding(self.folder, pooling="last", normalize=True, is_causal=True),
-            workflows=("embed",) if self._is_bare else ("generate", "embed"),
+            workflows=self._workflows(head),
+            head=head,
         )
+        tokens = declared_tokens(self.folder, self.config) if head is None else ()
+        return with_reranker(model, tokens, None) if tokens or "score" in model.workflows else model
+
+    def _is_headless(self) -> bool:
+        """Whether it was saved without the head that generation needs, as embedding models are (MistralModel)."""
+        return any(cls in HEADLESS for cls in self.config.get("architectures") or [])
+
+    def _head(self) -> HeadConfig | None:
+        """The labels, in transformers' way for decoders: a matrix behind the last norm, on a text's last token."""
+        classes = [str(cls) for cls in self.config.get("architectures") or []]
+        of_text = any(cls.endswith("ForSequenceClassification") for cls in classes)
+        of_tokens = any(cls.endswith("ForTokenClassification") for cls in classes)
+        if not (of_text or of_tokens):
+            return None
+        labels = read_labels(self.config)
+        activation = head_activation(self.folder, self.config, len(labels))
+        return HeadConfig(labels, activation, "last", "token" if of_tokens else "sequence", has_bias=of_tokens)
+
+    def _workflows(self, head: HeadConfig | None) -> tuple[str, ...]:
+        if not self._is_headless():
+            return ("generate", "embed", "hidden_states", "score_text")
+        if head is None:
+            return ("embed", "hidden_states")
+        if head.level == "token":
+            return ("embed", "hidden_states", "token_classify", *(("reward",) if len(head.labels) == 1 else ()))
+        return ("embed", "hidden_states", "classify", *(("score", "reward") if len(head.labels) == 1 else ()))
 
     def _find_architecture(self) -> Architecture:
         classes = self.config.get("architectures") or []
         model_type = self.config.get("model_type")
         for cls in classes:
-            if (named := _with_head(str(cls))) in CLASSES:
-                return CLASSES[named]
+            if cls in CLASSES or cls in HEADLESS:
+                return CLASSES.get(cls) or HEADLESS[cls]
         for architecture, family in FAMILIES.items():
             if not classes and model_type in (architecture, *family.other_names):
                 return architecture
@@ -107,11 +137,6 @@ class HuggingFaceConfig:
             f"the architecture {', '.join(classes) or model_type!r} is not supported; supported: {', '.join(CLASSES)}; "
             "and other decoders with the extra `transformers` installed"
         )
-
-    @property
-    def _is_bare(self) -> bool:
-        """Whether it was saved without the head that generation needs, as embedding models are (MistralModel)."""
-        return any(_with_head(str(cls)) != cls for cls in self.config.get("architectures") or [])
 
     def _check_supported(self) -> None:
         key, supported = self.defaults.activation_key, self.defaults.activation
@@ -185,12 +210,6 @@ class HuggingFaceConfig:
                 f"weights of dtype {dtype} are not supported; supported: float32, bfloat16, float16"
             )
         return cast(DType, dtype)
-
-
-def _with_head(cls: str) -> str:
-    """The class that has the head, of one without it."""
-    head, bare = "LMHeadModel", "Model"
-    return cls if cls.endswith(head) or not cls.endswith(bare) else f"{cls.removesuffix(bare)}ForCausalLM"
 
 
 def _token_string(token: object) -> str:

@@ -46,6 +46,7 @@ class HuggingFaceDecoder:
             facts,
             plain_layers=self.layers.plain_layers(),
             global_layers=() if window is None else self.layers.global_layers(),
+            is_causal=bool(self.config.get("is_causal", True)),
         )
 
     def _of_family(self) -> DecoderConfig:

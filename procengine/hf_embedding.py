@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from procengine.config import Pooling
-from procengine.errors import ModelError
 from procengine.hf_files import HuggingFaceFolder
 
 __all__ = ["read_embedding"]
@@ -45,15 +42,12 @@ def read_embedding(folder: HuggingFaceFolder, *, pooling: Pooling, normalize: bo
 
 def _modules(folder: HuggingFaceFolder) -> set[str] | None:
     """The kinds of modules that follow each other, or None where no file says."""
-    path = folder.path / "modules.json"
-    if not path.is_file():
+    modules = folder.module_kinds()
+    if modules is None:
         return None
-    try:
-        modules = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}") from error
-    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules]
-    unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    kinds = [kind for kind, _ in modules]
+    # LogitScore is a reranker's (see `reranker`), which pools nothing.
+    unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize", "LogitScore")]
     if unknown:
         raise folder.error(
             f"modules.json: {', '.join(unknown)} is not supported; supported: Transformer, Pooling, Normalize"

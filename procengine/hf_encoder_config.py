@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from procengine.config import DType, EncoderConfig, HeadConfig, ModelConfig, Pooling
 from procengine.hf_embedding import read_embedding
 from procengine.hf_files import HuggingFaceFolder, first_dtype
+from procengine.hf_head import head_activation, read_labels
 from procengine.model_limits import why_not_a_size
 
 __all__ = ["HuggingFaceEncoderConfig", "is_encoder"]
@@ -184,36 +185,14 @@ class HuggingFaceEncoderConfig:
     def _head(self) -> HeadConfig | None:
         if not any(str(cls).endswith("ForSequenceClassification") for cls in self.config.get("architectures") or []):
             return None
-        labels = self._labels()
+        labels = read_labels(self.config)
         pooling: Pooling = "cls"
         if self.architecture == "modernbert":
             named = self.config.get("classifier_pooling", "cls")
             if named not in ("cls", "mean"):
                 raise self.folder.error(f"classifier_pooling {named!r} is not supported; supported: cls, mean")
             pooling = "mean" if named == "mean" else "cls"
-        return HeadConfig(labels, self._head_activation(len(labels)), pooling)
-
-    def _labels(self) -> tuple[str, ...]:
-        named = self.config.get("id2label")
-        if isinstance(named, dict):
-            by_id = {int(key): str(label) for key, label in named.items()}
-            return tuple(by_id.get(index, f"LABEL_{index}") for index in range(max(by_id) + 1))
-        return tuple(f"LABEL_{index}" for index in range(int(self.config.get("num_labels", 2))))
-
-    def _head_activation(self, num_labels: int) -> Literal["softmax", "sigmoid", "identity"]:
-        """What the model's files say of it, else sentence-transformers' and transformers' rule."""
-        own = (self.config.get("sentence_transformers") or {}).get("activation_fn")
-        own = own or self.config.get("sbert_ce_default_activation_function")
-        if own is not None:
-            known: dict[str, Literal["sigmoid", "identity"]] = {"Sigmoid": "sigmoid", "Identity": "identity"}
-            name = str(own).rpartition(".")[2]
-            if name not in known:
-                raise self.folder.error(f"activation_fn {own!r} is not supported; supported: {', '.join(known)}")
-            return known[name]
-        problem = self.config.get("problem_type")
-        if problem == "regression":
-            return "identity"
-        return "sigmoid" if problem == "multi_label_classification" or num_labels == 1 else "softmax"
+        return HeadConfig(labels, head_activation(self.folder, self.config, len(labels)), pooling)
 
     def _workflows(self, head: HeadConfig | None) -> tuple[str, ...]:
         found = ["embed", "hidden_states"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["CLASSES", "FAMILIES", "Architecture", "Family"]
+__all__ = ["CLASSES", "FAMILIES", "HEADLESS", "Architecture", "Family"]
 
 Architecture = Literal[
     "llama", "mistral", "qwen2", "qwen3",
@@ -89,4 +89,16 @@ CLASSES: dict[str, Architecture] = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "GPT2LMHeadModel": "gpt2",
+}
+
+_PREFIXES = {
+    cls.removesuffix("ForCausalLM").removesuffix("LMHeadModel"): architecture for cls, architecture in CLASSES.items()
+}
+_PREFIXES["Gemma3Text"] = _PREFIXES.pop("Gemma3")  # the other has eyes
+
+# The same without a language model's head: bare, or with labels for a text or for each token.
+HEADLESS: dict[str, Architecture] = {
+    prefix + end: architecture
+    for prefix, architecture in _PREFIXES.items()
+    for end in ("Model", "ForSequenceClassification", "ForTokenClassification")
 }

@@ -43,6 +43,17 @@ class HuggingFaceFolder:
         except (OSError, msgspec.DecodeError, RecursionError) as error:
             raise ModelError(f"{path}: cannot be read: {error}") from error
 
+    def module_kinds(self) -> list[tuple[str, str]] | None:
+        """(kind, folder) of the modules of sentence-transformers that follow each other; None where no file says."""
+        path = self.path / "modules.json"
+        if not path.is_file():
+            return None
+        try:
+            modules = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
+        except (OSError, msgspec.DecodeError, RecursionError) as error:
+            raise ModelError(f"{path}: cannot be read: {error}") from error
+        return [(str(one.get("type", "")).rpartition(".")[2], str(one.get("path", ""))) for one in modules]
+
     def find_weights(self) -> Path:
         """The safetensors file, or the first of its shards, all of which are there; else a single pytorch_model.bin."""
         single, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"

@@ -62,6 +62,9 @@ class HostArrays:
     def as_floats(self, bits: HostArray) -> HostArray:
         return np.ascontiguousarray(bits).view(np.float32)
 
+    def to_float32(self, array: HostArray) -> HostArray:
+        return array.astype(np.float32, copy=False)
+
     def where(self, condition: HostArray, yes: HostArray, no: HostArray | int) -> HostArray:
         return np.where(condition, yes, no)
 

@@ -15,6 +15,7 @@ from procengine.config import HeadConfig
 from procengine.encoder_runner import EncoderRunner, Options, Reduced
 from procengine.errors import ConfigError
 from procengine.kernels.pooling.native import pool
+from procengine.label_activations import SCORES, sigmoid
 
 if TYPE_CHECKING:
     from procengine.encoder_device import EncoderDevice
@@ -38,7 +39,7 @@ class LabelScores:
     def __call__(self, hidden: Float32s, bounds: Int32s, options: Options) -> Reduced:
         """Scores where options[0] is set, else logits."""
         logits = self._logits(pool(hidden, bounds, self._config.pooling, normalize=False))
-        return Reduced(_SCORES[self._config.activation](logits) if options[0] else logits)
+        return Reduced(SCORES[self._config.activation](logits) if options[0] else logits)
 
     def _logits(self, pooled: Float32s) -> Float32s:
         head = self._head
@@ -80,16 +81,6 @@ def _layer_norm(x: Float32s, weight: Float32s, bias: Float32s | None, eps: float
     return normed if bias is None else normed + bias
 
 
-def _sigmoid(x: Any) -> Any:
-    small = np.exp(-np.abs(x))  # never overflows
-    return np.where(x < 0, small, 1) / (1 + small)
-
-
-def _softmax(x: Any) -> Any:
-    powers = np.exp(x - x.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
-
-
 def _gelu(x: Any) -> Any:
     size = np.abs(x) * np.sqrt(0.5)
     t = 1 / (1 + 0.3275911 * size)
@@ -100,8 +91,7 @@ def _gelu(x: Any) -> Any:
 _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "tanh": np.tanh,
     "gelu": _gelu,
-    "gelu_tanh": lambda x: (x * _sigmoid(1.5957691216 * (x + 0.044715 * x**3))).astype(np.float32),
+    "gelu_tanh": lambda x: (x * sigmoid(1.5957691216 * (x + 0.044715 * x**3))).astype(np.float32),
     "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: x * _sigmoid(x),
+    "silu": lambda x: x * sigmoid(x),
 }
-_SCORES: dict[str, Callable[[Any], Any]] = {"softmax": _softmax, "sigmoid": _sigmoid, "identity": lambda x: x}

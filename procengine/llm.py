@@ -44,6 +44,8 @@ from procengine.scores import (
     RerankResult,
     ScoreOutput,
     SparseEmbeddingOutput,
+    TextScoreOutput,
+    TokenClassificationOutput,
 )
 from procengine.tokenizer import Tokenizer
 from procengine.tool_calls.offer import ToolChoice, Tools, make_offer
@@ -184,6 +186,16 @@ class LLM:
     def reward(self, prompts: Prompts, **options: Any) -> list[ScoreOutput]:
         """See `Client.reward`."""
         return self._client.reward(prompts, **options)
+
+    def token_classify(self, prompts: Prompts, **options: Any) -> list[TokenClassificationOutput]:
+        """See `Client.token_classify`."""
+        return self._client.token_classify(prompts, **options)
+
+    def score_text(self, prompts: Prompts, **options: Any) -> list[TextScoreOutput]:
+        """See `Client.score_text`."""
+        return self._client.score_text(prompts, **options)
+
+    perplexity = score_text
 
     def hidden_states(self, prompts: Prompts, **options: Any) -> list[HiddenStatesOutput]:
         """See `Client.hidden_states`."""

@@ -104,7 +104,7 @@ def _prompt_step(model: TorchModel, config: EngineConfig) -> None:
     positions = torch.arange(num_tokens, device=device) % longest
     starts = torch.tensor(bounds, dtype=torch.int32, device=device)
     input_ids = torch.zeros(num_tokens, dtype=torch.int32, device=device)
-    hidden = model.encode(input_ids, positions, starts, longest, _adapters(model, num_tokens))
+    hidden = model.encode(input_ids, positions, starts, longest, adapters=_adapters(model, num_tokens))
     _sample(model, config, hidden[: scheduler.max_num_seqs])
 
 

@@ -18,7 +18,7 @@ from procengine.errors import ModelError
 
 __all__ = ["Converter", "cached_conversion"]
 
-_CACHE_VERSION = 1  # part of the key: raise it when a converted tokenizer or a ModelConfig changes meaning
+_CACHE_VERSION = 2  # part of the key: raise it when a converted tokenizer or a ModelConfig changes meaning
 
 Converter = Callable[[Path], tuple[ModelConfig, str]]  # a model file -> its facts, and the text of its tokenizer.json
 

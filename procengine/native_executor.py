@@ -41,7 +41,12 @@ class NativeModel:
         return NativeExecutor(self._decoder, self._decoder.bind(cache.keys, cache.values))
 
     def encode(
-        self, input_ids: HostArray, positions: HostArray, query_start_loc: HostArray, max_query_len: int
+        self,
+        input_ids: HostArray,
+        positions: HostArray,
+        query_start_loc: HostArray,
+        max_query_len: int,
+        num_layers: int | None = None,
     ) -> HostArray:
         """Each sequence has blocks of its own, one behind the other. All layers use the same ones, for what a layer
         wrote is of no use to the next."""
@@ -61,7 +66,11 @@ class NativeModel:
             first_blocks[:, None] + np.arange(most, dtype=np.int32),
             max_query_len,
             None,
+            num_layers,
         )
+
+    def compute_logits(self, hidden: HostArray) -> HostArray:
+        return self._decoder.compute_logits(np.ascontiguousarray(hidden))
 
 
 class NativeExecutor:

@@ -17,7 +17,17 @@ from procengine.device_turns import DeviceTurns
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
 from procengine.scheduler.counters import SchedulerCounters
 
-__all__ = ["AnyRequest", "Applied", "Gauges", "MakePlanners", "NextPlan", "Pipeline", "PlannedStep", "Planner"]
+__all__ = [
+    "AnyRequest",
+    "Applied",
+    "Gauges",
+    "MakePlanners",
+    "NextPlan",
+    "Pipeline",
+    "PlannedStep",
+    "Planner",
+    "PlannersOnDemand",
+]
 
 
 class AnyRequest(Protocol):
@@ -107,7 +117,19 @@ class _InFlight:
     busy_ns: int = 0  # of its results so far
 
 
-MakePlanners = Callable[[], dict[str, Planner]]
+MakePlanners = Callable[[], dict[str, Planner]]  # of all workflows, or a dict that makes one when it is looked up
+
+
+class PlannersOnDemand(dict[str, Planner]):
+    """A planner for each workflow that has had a request."""
+
+    def __init__(self, make: Callable[[str], Planner]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, workflow: str) -> Planner:
+        self[workflow] = self._make(workflow)
+        return self[workflow]
 
 
 class Pipeline:
@@ -131,7 +153,7 @@ class Pipeline:
         self._async_depth = async_depth
         self._in_flight: deque[_InFlight] = deque()
         self.planners = make_planners()
-        self._turns = DeviceTurns(self.planners)
+        self._turns = DeviceTurns()
 
     @property
     def num_in_flight(self) -> int:
@@ -147,7 +169,7 @@ class Pipeline:
     def gauges(self) -> Gauges:
         """How full it is, all workflows together."""
         each = [planner.gauges for planner in self.planners.values()]
-        return each[0] if len(each) == 1 else Gauges(*map(sum, zip(*each, strict=True)))
+        return each[0] if len(each) == 1 else Gauges(*map(sum, zip((0, 0, 0), *each, strict=True)))
 
     def lose_worker(self, epoch: int, *, has_died: bool = True) -> list[tuple[str, AnyRequest]]:
         """The worker of this epoch is gone, and with it every step in flight and every block. Returns (workflow,
@@ -161,9 +183,9 @@ class Pipeline:
         self.is_up = False
         self._in_flight.clear()
         lost, self.planners = self.planners, self._make_planners()
-        self._turns = DeviceTurns(self.planners)
-        for name, planner in self.planners.items():
-            planner.counters.add(lost[name].counters)
+        self._turns = DeviceTurns()
+        for name, planner in lost.items():
+            self.planners[name].counters.add(planner.counters)
         return [(name, request) for name, planner in lost.items() for request in planner.take_all(has_died=has_died)]
 
     def next_step(self) -> PlannedStep | None:
@@ -173,7 +195,7 @@ class Pipeline:
 
     def next_plan(self) -> NextPlan | None:
         """What the step to send now computes, for `build`; None if the window is full or nothing can run."""
-        for name in self._turns.order() if self.is_up else ():
+        for name in self._turns.order(self.planners) if self.is_up else ():
             planner = self.planners[name]
             if self.num_in_flight >= (1 if planner.wants_late_plan else self._async_depth):
                 return None

@@ -12,6 +12,7 @@ from typing import cast
 
 import msgspec
 
+from procengine.attention_direction import with_direction
 from procengine.config import (
     AttentionBackend,
     CacheConfig,
@@ -44,6 +45,7 @@ from procengine.lora_options import resolve_lora
 from procengine.model_source import resolve_model
 from procengine.open_files import clients_within, hard_limit
 from procengine.paths import procengine_home, run_root
+from procengine.reranker import with_reranker
 from procengine.rope_scaling import rope_for_length
 from procengine.tokenizer_file import added_tokens
 from procengine.tool_calls.detect import detect_style, mentions_tools
@@ -74,6 +76,9 @@ def resolve(args: EngineArgs) -> EngineConfig:
     if args.pooling != "auto":
         model = msgspec.structs.replace(model, pooling=args.pooling)
     model = msgspec.structs.replace(model, tool_call_parser=_tool_call_parser(args, model))
+    model = with_direction(model, args.bidirectional)
+    if args.score_tokens or args.score_template is not None:
+        model = with_reranker(model, args.score_tokens, args.score_template)
     model = msgspec.structs.replace(model, workflows=(*model.workflows, *_installed_workflows(model)))
     device = _device(args)
     scheduler = _scheduler(args, model, device)

@@ -5,6 +5,7 @@ Owns: these values. Never does: know a socket.
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from collections.abc import Sequence
@@ -22,12 +23,18 @@ __all__ = [
     "RerankResult",
     "ScoreOutput",
     "SparseEmbeddingOutput",
+    "TextScoreOutput",
+    "TokenClassificationOutput",
     "collect_classification",
     "collect_hidden_states",
     "collect_multi",
     "collect_score",
     "collect_sparse",
+    "collect_text_score",
+    "collect_token_classification",
+    "collect_token_scores",
     "numbers_of",
+    "perplexity",
     "rank",
     "text_pairs",
 ]
@@ -45,10 +52,36 @@ class ClassificationOutput(msgspec.Struct, frozen=True):
 
 
 class ScoreOutput(msgspec.Struct, frozen=True):
-    """The result of one `score` or `reward` request."""
+    """The result of one `score` or `reward` request. Of a model that rewards each token, `score` is the last one's."""
 
     request_id: str
     score: float
+    prompt_token_ids: list[int]
+    metrics: RequestMetrics | None = None
+    token_scores: list[float] = []  # of each token, where the model gives them
+
+
+class TokenClassificationOutput(msgspec.Struct, frozen=True):
+    """The result of one `token_classify` request: for each token a score for each label, and its best label."""
+
+    request_id: str
+    scores: list[list[float]]
+    labels: tuple[str, ...]
+    token_labels: list[str]
+    prompt_token_ids: list[int]
+    metrics: RequestMetrics | None = None
+
+
+class TextScoreOutput(msgspec.Struct, frozen=True):
+    """The result of one `score_text` request: natural logarithms of how likely each token was, given those before it.
+    The first token has none, so they are one fewer than the text has tokens. `perplexity` is
+    exp(-logprob / num_tokens), and None for a text of one token."""
+
+    request_id: str
+    logprobs: list[float]
+    logprob: float  # their sum
+    num_tokens: int
+    perplexity: float | None
     prompt_token_ids: list[int]
     metrics: RequestMetrics | None = None
 
@@ -116,7 +149,44 @@ def collect_classification(
 def collect_score(message: Embedding, delivered_ns: int = 0, arrived_ns: int = 0) -> ScoreOutput:
     """What a finished `score` or `reward` request brought."""
     metrics = _metrics(message, delivered_ns, arrived_ns)
-    return ScoreOutput(message.request_id, numbers_of(message)[0], message.prompt_token_ids, metrics)
+    return ScoreOutput(message.request_id, numbers_of(message)[-1], message.prompt_token_ids, metrics)
+
+
+def collect_token_scores(message: Embedding, delivered_ns: int = 0, arrived_ns: int = 0) -> ScoreOutput:
+    """What a finished `reward` request of a model that rewards tokens brought."""
+    output = collect_score(message, delivered_ns, arrived_ns)
+    return msgspec.structs.replace(output, token_scores=numbers_of(message))
+
+
+def collect_token_classification(
+    message: Embedding, labels: tuple[str, ...], delivered_ns: int = 0, arrived_ns: int = 0
+) -> TokenClassificationOutput:
+    """What a finished `token_classify` request brought."""
+    numbers, width = numbers_of(message), len(labels)
+    scores = [numbers[at : at + width] for at in range(0, len(numbers), width)]
+    names = [labels[max(range(width), key=of_token.__getitem__)] for of_token in scores]
+    metrics = _metrics(message, delivered_ns, arrived_ns)
+    return TokenClassificationOutput(message.request_id, scores, labels, names, message.prompt_token_ids, metrics)
+
+
+def collect_text_score(message: Embedding, delivered_ns: int = 0, arrived_ns: int = 0) -> TextScoreOutput:
+    """What a finished `score_text` request brought."""
+    logprobs = numbers_of(message)
+    total, count = math.fsum(logprobs), len(logprobs)
+    metrics = _metrics(message, delivered_ns, arrived_ns)
+    return TextScoreOutput(
+        message.request_id, logprobs, total, count, perplexity(total, count), message.prompt_token_ids, metrics
+    )
+
+
+def perplexity(logprob: float, num_tokens: int) -> float | None:
+    """Of so many tokens, whose log probabilities sum up to that; infinite where a double cannot hold it."""
+    if not num_tokens:
+        return None
+    try:
+        return math.exp(-logprob / num_tokens)
+    except OverflowError:
+        return math.inf
 
 
 def collect_hidden_states(message: Embedding, delivered_ns: int = 0, arrived_ns: int = 0) -> HiddenStatesOutput:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from procengine.chat_template import ChatTemplate
 from procengine.errors import InvalidRequestError, OverloadedError, ProcengineError
@@ -23,6 +24,9 @@ from procengine.structured.compiler import GrammarCompiler
 from procengine.token_bounds import longest_token_bytes, min_num_tokens
 from procengine.tokenizer import Tokenizer
 from procengine.workflows.prompt import Prepared, PromptBody
+
+if TYPE_CHECKING:
+    from procengine.pair_template import PairTemplate
 
 __all__ = ["OnPrepared", "TokenizeQueue"]
 
@@ -47,6 +51,7 @@ class TokenizeQueue:
         template_timeout_s: float = 5.0,
         prompts: Mapping[str, str] | None = None,
         default_prompt: str | None = None,
+        pair_template: str | None = None,
     ) -> None:
         self._loop = loop
         self._tokenizer = tokenizer
@@ -58,6 +63,7 @@ class TokenizeQueue:
         self._template_timeout_s = template_timeout_s
         self._prompts = prompts or {}  # what goes before a text, by name
         self._default_prompt = default_prompt
+        self._pair_template = None if pair_template is None else self._open_pairs(pair_template)
         self._rendering = Interruptible()
         self._watch: asyncio.TimerHandle | None = None
         self._num_batches = 0
@@ -165,6 +171,10 @@ class TokenizeQueue:
         try:
             limit = self._max_model_len if body.max_tokens_kept == -1 else body.max_tokens_kept
             is_text = text is not None and body.messages is None
+            if body.is_query_and_document and self._pair_template is not None:
+                return Prepared(self._pair_ids(self._pair_template, body, limit))
+            if body.instruction_for_pair is not None:
+                raise InvalidRequestError("instruction: this model writes two texts by no template that takes one")
             if is_text and body.second_text is not None:
                 ids, types = self._tokenizer.encode_cut(str(text), body.second_text, limit)
                 return Prepared(ids, token_types=types if any(types) else None)
@@ -174,6 +184,24 @@ class TokenizeQueue:
             return Prepared(ids, self._word_ids(body.words))
         except ProcengineError as error:
             return error
+
+    def _open_pairs(self, text: str) -> PairTemplate:
+        """How a reranker's pairs are written; its default prompt is their instruction."""
+        from procengine.pair_template import PairTemplate  # of rerankers alone
+
+        return PairTemplate(text, self._prompts.get(self._default_prompt or ""))
+
+    def _pair_ids(self, template: PairTemplate, body: PromptBody, limit: int | None) -> list[int]:
+        """A template writes special tokens itself. Of what is too long the end of the document goes."""
+        before, behind = template.render(body.prompt or "", body.second_text or "", body.instruction_for_pair)
+        first, last = (self._tokenizer.encode(text, add_special_tokens=False) for text in (before, behind))
+        if limit is None:
+            return first + last
+        if limit <= len(last):
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens: {limit} leave no room beside the {len(last)} tokens behind the document"
+            )
+        return first[: limit - len(last)] + last
 
     def _word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word as a text's first and behind a space; a word of spaces only is taken as it is."""

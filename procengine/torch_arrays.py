@@ -70,6 +70,9 @@ class TorchArrays:
     def as_floats(self, bits: Tensor) -> Tensor:
         return bits.contiguous().view(torch.float32)
 
+    def to_float32(self, array: Tensor) -> Tensor:
+        return array.float()
+
     def where(self, condition: Tensor, yes: Tensor, no: Tensor | int) -> Tensor:
         return torch.where(condition, yes, no)
 

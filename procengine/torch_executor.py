@@ -55,6 +55,7 @@ class TorchModel:
         positions: Tensor,
         query_start_loc: Tensor,
         max_query_len: int,
+        num_layers: int | None = None,
         adapters: AdapterBlocks[Tensor] | None = None,
     ) -> Tensor:
         model, ops = self.model, self.model.operations
@@ -64,10 +65,13 @@ class TorchModel:
                 q, k = ops.apply_rope(q, k, rotation.cos, rotation.sin, rotation.positions)
             spec = model.attention[layer]
             return ops.varlen_attention(
-                q, k, v, query_start_loc, max_query_len, spec.scale, True, spec.sliding_window, spec.softcap
+                q, k, v, query_start_loc, max_query_len, spec.scale, spec.is_causal, spec.sliding_window, spec.softcap
             )
 
-        return _forward(model, self.bank, input_ids, positions, attend, adapters)
+        return _forward(model, self.bank, input_ids, positions, attend, adapters, num_layers)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.model.compute_logits(hidden)
 
 
 def _forward(
@@ -77,12 +81,13 @@ def _forward(
     positions: Tensor,
     attention: AttentionCallback,
     adapters: AdapterBlocks[Tensor] | None,
+    num_layers: int | None = None,
 ) -> Tensor:
     if adapters is None:
-        return model.forward(input_ids, positions, attention)
+        return model.forward(input_ids, positions, attention, num_layers)
     assert bank is not None, "tokens have adapters, and there is room for none"
     adapted = cast(AdaptedDecoder, model)  # what has a bank is one
-    return adapted.forward(input_ids, positions, attention, bank.during(adapters))
+    return adapted.forward(input_ids, positions, attention, num_layers, bank.during(adapters))
 
 
 class TorchExecutor:

@@ -383,6 +383,7 @@ def _tokenize_queue(child: Child, loop: asyncio.AbstractEventLoop) -> TokenizeQu
         config.limits.template_timeout_s,
         config.model.prompts,
         config.model.default_prompt,
+        config.model.pair_template,
     )
 
 

@@ -53,7 +53,7 @@ from procengine.messages import (
     encode,
 )
 from procengine.numbering import epoch_of, first_number
-from procengine.pipeline import Pipeline
+from procengine.pipeline import Pipeline, PlannersOnDemand
 from procengine.procs.adapter_desk import AdapterDesk
 from procengine.procs.client_door import ClientDoor
 from procengine.procs.output_link import OutputLink
@@ -61,7 +61,7 @@ from procengine.procs.step_pump import StepPump
 from procengine.procs.worker_links import WorkerLinks
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.stray_frames import StrayFrames
-from procengine.workflows.parts import FrontendParts, load_frontend_parts
+from procengine.workflows.parts import WorkflowParts
 from procengine.workflows.prompt import ModelFacts
 
 __all__ = ["main"]
@@ -74,7 +74,7 @@ class Frontend:
         self._child = child
         self._loop = loop
         self._on_end = on_end
-        self._parts = {name: load_frontend_parts(name) for name in child.config.model.workflows}
+        self._parts = WorkflowParts(child.config.model.workflows)
         self._spans = child.spans.writer("loop")
         self._strays = StrayFrames("frontend")
         self._ready_by_rank: dict[int, WorkerReady] = {}
@@ -322,11 +322,18 @@ def _limits(config: EngineConfig, num_blocks: int) -> SchedulerLimits:
     )
 
 
-def _make_pipeline(child: Child, parts: dict[str, FrontendParts], worker: WorkerReady) -> Pipeline:
+def _make_pipeline(child: Child, parts: WorkflowParts, worker: WorkerReady) -> Pipeline:
     limits, scheduler = _limits(child.config, worker.num_blocks), child.config.scheduler
+
+    def make_planners() -> PlannersOnDemand:
+        planners = PlannersOnDemand(lambda name: parts[name].planner(limits))
+        if "generate" in parts:
+            planners["generate"]  # from the start: it has the KV pool
+        return planners
+
     return Pipeline(
         worker.rank,
-        lambda: {name: part.planner(limits) for name, part in parts.items()},
+        make_planners,
         scheduler.async_depth,
         worker.epoch,
         first_number(child.epoch),
@@ -345,6 +352,8 @@ def _model_facts(child: Child, num_blocks: int) -> ModelFacts:
         hidden_size=config.model.hidden_size,
         num_layers=config.model.num_layers,
         num_token_types=config.model.encoder.num_token_types if config.model.encoder else 0,
+        is_causal=config.model.encoder is None and config.model.decoder.is_causal,
+        pooling=config.model.pooling,
     )
 
 

@@ -85,10 +85,9 @@ class Output:
         self._strays = StrayFrames("output")
         self._received_ns = 0  # the newest result
         self._num_flushes = 0
-        tokenizer = Tokenizer.load(child.config.model.tokenizer_path)
-        self._postprocessors: dict[str, Postprocessor] = {
-            name: load_part(find_workflow(name).postprocess)(tokenizer) for name in child.config.model.workflows
-        }
+        self._tokenizer = Tokenizer.load(child.config.model.tokenizer_path)
+        self._postprocessors: dict[str, Postprocessor] = {}  # of the workflows that have had a request
+        self._postprocessor("generate")  # nearly every group has some
         self._first_key = 0  # smaller ones are of frontends that are gone
         # For a while after a death: a text that kills this process is found by what it was at work on (OutputSuspects).
         self._note_key: NoteKey | None = child.spans.note_key if child.epoch else None
@@ -116,6 +115,14 @@ class Output:
     @property
     def _num_unfinished(self) -> int:
         return sum(postprocessor.num_unfinished for postprocessor in self._postprocessors.values())
+
+    def _postprocessor(self, workflow: str) -> Postprocessor | None:
+        """That of a workflow of the model, imported when it is first asked for."""
+        found = self._postprocessors.get(workflow)
+        if found is None and workflow in self._child.config.model.workflows:
+            found = load_part(find_workflow(workflow).postprocess)(self._tokenizer)
+            self._postprocessors[workflow] = found
+        return found
 
     def _on_frontend(self, frames: list[bytes]) -> None:
         if len(frames) > 1:  # of a worker that has died, perhaps before it could send it here too
@@ -152,7 +159,7 @@ class Output:
                     self._take_results()
 
     def _register(self, register: Register) -> None:
-        postprocessor = self._postprocessors.get(register.workflow)
+        postprocessor = self._postprocessor(register.workflow)
         if register.key < self._first_key:
             self._tell_lost(epoch_of(register.key), {register.client: [register.request_id]}, "the frontend died")
         elif postprocessor is None:
@@ -183,7 +190,7 @@ class Output:
             return
         if isinstance(header, (StepFailed, WorkerReady, AdapterLoaded)):  # for the frontend
             return
-        postprocessor = self._postprocessors.get(header.workflow)
+        postprocessor = self._postprocessor(header.workflow)
         if postprocessor is None:
             self._strays.drop(socket, f"there is no workflow {header.workflow!r:.40}")
             return

@@ -19,6 +19,7 @@ class AttentionSpec:
     scale: float
     sliding_window: int | None = None
     softcap: float | None = None
+    is_causal: bool = True  # tokens do not see those behind them; a sliding window needs that
 
 
 @dataclass(frozen=True, slots=True)

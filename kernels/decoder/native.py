@@ -142,6 +142,7 @@ class Decoder:
             eps=sizes.rms_norm_eps,
             scale=sizes.head_dim**-0.5,
         )
+        self._shortened: dict[int, _Model] = {}
         self._functions = _functions()
         self._arena, self._head_scratch = _Scratch(), _Scratch()
 
@@ -151,9 +152,9 @@ class Decoder:
         kernels' own."""
         return BoundDecoder(self, keys, values)
 
-    def run(self, step: _Step) -> None:
-        """The C function, in an arena that is large enough."""
-        model = ctypes.addressof(self._model)
+    def run(self, step: _Step, num_layers: int | None = None) -> None:
+        """The C function, in an arena that is large enough: all of the model, or its first layers without the norm."""
+        model = ctypes.addressof(self._model if num_layers is None else self._first_layers(num_layers))
         step.arena = self._arena.at_least(self._functions.arena(model, ctypes.addressof(step)))
         self._functions.forward(model, ctypes.addressof(step))
 
@@ -174,6 +175,14 @@ class Decoder:
         memory = self._head_scratch.at_least(self._functions.head_bytes(head, hidden.shape[0]))
         self._functions.greedy(head, address(hidden), hidden.shape[0], address(tokens), memory)
         return tokens
+
+    def _first_layers(self, count: int) -> _Model:
+        assert 0 <= count <= len(self.layers), (count, len(self.layers))
+        if count not in self._shortened:
+            model = _Model.from_buffer_copy(self._model)  # the pointers are the same
+            model.num_layers, model.final_norm = count, None
+            self._shortened[count] = model
+        return self._shortened[count]
 
     def _check_hidden(self, hidden: Float32s) -> None:
         assert hidden.dtype == np.float32
@@ -217,6 +226,7 @@ class BoundDecoder:
         block_tables: Int32s,
         max_seq_len: int,
         wanted: NDArray[np.int64] | None,
+        num_layers: int | None = None,
     ) -> Float32s:
         """Computes a step's tokens, writes their keys and values, and gives hidden states after the final norm.
 
@@ -228,6 +238,7 @@ class BoundDecoder:
             block_tables: int32 [any, blocks].
             max_seq_len: the largest of seq_lens.
             wanted: int64 [W], ascending: the tokens whose hidden states are asked for. None: all.
+            num_layers: only the first so many are run, and what comes out of them is not normed. None: all.
 
         Returns:
             float32 [W, hidden].
@@ -255,7 +266,7 @@ class BoundDecoder:
         step.num_tokens = num_tokens
         step.num_wanted = num_wanted
         step.max_seq_len = max_seq_len
-        decoder.run(step)
+        decoder.run(step, num_layers)
         return hidden
 
 

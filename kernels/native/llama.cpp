@@ -178,6 +178,7 @@ class Forward {
 
     void run(Phases& phases) const {
         embed(phases);
+        if (model_.num_layers == 0) gather_wanted(phases, F32);
         for (int32_t index = 0; index < model_.num_layers; ++index) {
             const LlamaLayer& layer = model_.layers[index];
             const DType type = type_of_heads(layer);
@@ -322,6 +323,7 @@ class Forward {
     }
 
     void norm_hidden(Phases& phases) const {
+        if (model_.final_norm == nullptr) return;
         RmsNormArgs args = norm_args(step_.hidden, model_.final_norm);
         args.out = step_.hidden;
         phases.each(step_.num_wanted, [&](Range rows) { rms_norm(args, rows); });

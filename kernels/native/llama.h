@@ -30,7 +30,7 @@ struct LlamaLayer {
 struct LlamaModel {
     const LlamaLayer* layers;
     const PackedMatrix* embedding;  // [V, hidden]
-    const float* final_norm;        // [hidden]
+    const float* final_norm;        // [hidden]; null: what the last layer gives is wanted as it is
     const float* cos;               // [positions, D / 2]
     const float* sin;
     int64_t hidden;
@@ -58,7 +58,7 @@ struct LlamaStep {
     void* const* keys;               // of each layer, in the layout of kv_cache.h
     void* const* values;
     const int64_t* wanted;           // [num_wanted], ascending: tokens whose hidden states are asked for; null: all
-    float* hidden;                   // [num_wanted, hidden], after the final norm
+    float* hidden;                   // [num_wanted, hidden], after the final norm if the model has one
     void* arena;                     // pe_llama_arena() bytes, aligned to 64
     int64_t table_stride;
     int32_t num_rows;

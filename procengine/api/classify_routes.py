@@ -22,7 +22,17 @@ from procengine.messages import Embedding
 __all__ = ["ClassifyRequest", "PoolingRequest", "classify", "pooling"]
 
 
-_Task = Literal["embed", "embed_sparse", "embed_multi", "token_embed", "classify", "reward", "hidden_states"]
+_Task = Literal[
+    "embed",
+    "embed_sparse",
+    "embed_multi",
+    "token_embed",
+    "classify",
+    "token_classify",
+    "reward",
+    "hidden_states",
+    "score_text",
+]
 _OF_VLLM: Final = {"token_embed": "embed_multi"}
 
 
@@ -80,7 +90,8 @@ def pooling(call: Call) -> None:
     request = decode_body(_POOLING, call.request.body)
     call.service.check_model(request.model)
     workflows = call.service.welcome.workflows
-    named = request.task or ("classify" if "classify" in workflows else "embed")
+    usual = next((one for one in ("classify", "token_classify") if one in workflows), "embed")
+    named = request.task or usual
     task = _OF_VLLM.get(named, named)
     call.service.check_workflow(task)
     bodies = prompt_bodies("input", request.input)
@@ -112,6 +123,11 @@ def _hidden_states(call: Call, one: Embedding) -> Any:
     return vector(one).reshape(-1, call.service.config.model.hidden_size).tolist()
 
 
+def _label_scores(call: Call, one: Embedding) -> Any:
+    """Of each token."""
+    return vector(one).reshape(-1, len(call.service.welcome.labels)).tolist()
+
+
 def _vectors(_call: Call, one: Embedding) -> Any:
     """Of all tokens but the first."""
     num_vectors = len(one.prompt_token_ids) - 1
@@ -124,7 +140,12 @@ def _weights(_call: Call, one: Embedding) -> Any:
     return {"indices": pairs[:, 0].astype(int).tolist(), "values": pairs[:, 1].tolist()}
 
 
-_VALUES: Final = {"hidden_states": _hidden_states, "embed_multi": _vectors, "embed_sparse": _weights}
+_VALUES: Final = {
+    "hidden_states": _hidden_states,
+    "token_classify": _label_scores,
+    "embed_multi": _vectors,
+    "embed_sparse": _weights,
+}
 
 
 def _answer(call: Call, kind: str, data: list[dict[str, Any]], items: Items) -> Response:

@@ -59,6 +59,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     text_1: str | list[str]
     text_2: str | list[str]
     model: str | None = None
+    instruction: str | None = None  # beyond vLLM's: for language models that rerank
     truncate_prompt_tokens: int | None = None
 
 
@@ -70,6 +71,7 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str | None = None
     top_n: int | None = None
     return_documents: bool | None = None
+    instruction: str | None = None  # beyond theirs: for language models that rerank
     truncate_prompt_tokens: int | None = None
 
 
@@ -117,8 +119,9 @@ def score(call: Call) -> None:
     _check(call, request.model)
     pairs = _pairs(request)
     if _is_cross_encoder(call):
-        _start_scoring(call, request.truncate_prompt_tokens, pairs, partial(_scored_pairs, call))
+        _start_scoring(call, request, pairs, partial(_scored_pairs, call))
         return
+    _refuse_instruction(request)
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
 
     def render(items: Items) -> Response:
@@ -142,8 +145,9 @@ def rerank(call: Call) -> None:
     if _is_cross_encoder(call):
         pairs = [(request.query, text) for text in documents]
         scored = partial(_scored_documents, call, request, documents)
-        _start_scoring(call, request.truncate_prompt_tokens, pairs, scored)
+        _start_scoring(call, request, pairs, scored)
         return
+    _refuse_instruction(request)
     bodies = prompt_bodies("query", request.query)
     bodies += [body for index, text in enumerate(documents) for body in prompt_bodies(f"documents[{index}]", text)]
     add_options(bodies, truncate_prompt_tokens=request.truncate_prompt_tokens)
@@ -162,11 +166,19 @@ def _is_cross_encoder(call: Call) -> bool:
 
 
 def _start_scoring(
-    call: Call, truncation: int | None, pairs: list[tuple[str, str]], render: Callable[[Items], Response]
+    call: Call,
+    request: ScoreRequest | RerankRequest,
+    pairs: list[tuple[str, str]],
+    render: Callable[[Items], Response],
 ) -> None:
     bodies: list[Body] = [{"prompt": one, "text_pair": other} for one, other in pairs]
-    add_options(bodies, truncate_prompt_tokens=truncation)
+    add_options(bodies, instruction=request.instruction, truncate_prompt_tokens=request.truncate_prompt_tokens)
     WholeJob(call.service.link, call.exchange, render).start("score", bodies, call.traceparent)
+
+
+def _refuse_instruction(request: ScoreRequest | RerankRequest) -> None:
+    if request.instruction is not None:
+        raise InvalidRequestError("instruction: this model compares vectors, and takes none")
 
 
 def _scored_pairs(call: Call, items: Items) -> Response:

@@ -39,6 +39,7 @@ _COMMANDS: Final = {
     "embed": _Command("procengine.cli.embed", "launch, print the vectors of texts, tear down"),
     "classify": _Command("procengine.cli.classify", "launch, print the labels of texts, tear down"),
     "score": _Command("procengine.cli.score", "launch, print how well texts go together, tear down"),
+    "score-text": _Command("procengine.cli.score_text", "launch, print how likely texts are, tear down"),
     "rerank": _Command("procengine.cli.rerank", "launch, print documents by how well they answer, tear down"),
     "run-batch": _Command("procengine.cli.run_batch", "answer a file of requests"),
     "ps": _Command("procengine.cli.ps", "show every process of the running groups"),

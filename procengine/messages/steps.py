@@ -70,6 +70,7 @@ class EmbedInput(Message, tag="embed"):
     sizes: tuple[int, ...]
     workflow: str = "embed"  # whose parts understand the payload
     options: tuple[int, ...] = ()  # what is made of all its sequences; the workflow knows what they mean
+    num_sequence_tokens: int = 0  # of a step that is a piece of one sequence: tokens of the whole; 0: all are whole
 
     @property
     def num_decode_rows(self) -> int:

@@ -84,10 +84,13 @@ class Decoder(Protocol):
         """How the blocks' matrices are rounded; "none" if they are not."""
         ...
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback, num_layers: int | None = None
+    ) -> Tensor:
         """Hidden states after the final norm, [T, hidden_size] in the model's dtype.
 
         input_ids, positions: int32 or int64 [T], tokens of any number of sequences; `attention` knows which is which.
+        num_layers: only the first so many layers are run, and what comes out of them is not normed. None: all.
         """
         ...
 
@@ -104,6 +107,7 @@ class AdaptedDecoder(Decoder, Protocol):
         input_ids: Tensor,
         positions: Tensor,
         attention: AttentionCallback,
+        num_layers: int | None = None,
         adapters: LoraPass | None = None,
     ) -> Tensor:
         """The same, with what `adapters` add to the projections."""

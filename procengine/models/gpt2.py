@@ -95,7 +95,7 @@ class Gpt2Model:
         self.head_dim = config.head_dim
         self.operations = operations
         scale = config.head_dim**-0.5 if config.decoder.attention_scale is None else config.decoder.attention_scale
-        self.attention = (AttentionSpec(scale),) * config.num_layers
+        self.attention = (AttentionSpec(scale, is_causal=config.decoder.is_causal),) * config.num_layers
         self.embedding = new(config.vocab_size, config.hidden_size)
         self.positions = new(config.max_position_embeddings, config.hidden_size)
         self.layers = [_Layer(config, in_layers or new) for _ in range(config.num_layers)]
@@ -132,16 +132,18 @@ class Gpt2Model:
     def quantize_head(self, kind: WeightKind) -> None:
         self.lm_head = rounded(self.lm_head, kind)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback, num_layers: int | None = None
+    ) -> Tensor:
         embedded, placed = functional.embedding(input_ids, self.embedding), self.positions[positions]
         x = embedded + placed
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers[:num_layers]):
             heads = self._linear(self._normalised(x, layer.input_norm), layer.qkv).view(x.shape[0], -1, self.head_dim)
             q, k, v = heads.chunk(3, dim=1)
             x = x + self._linear(attention(index, q, k, v, None).flatten(1), layer.output)
             inner = functional.gelu(self._linear(self._normalised(x, layer.mlp_norm), layer.up), approximate="tanh")
             x = x + self._linear(inner, layer.down)
-        return self._normalised(x, self.final_norm)
+        return self._normalised(x, self.final_norm) if num_layers is None else x
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.operations.linear(hidden, self.lm_head, None).to(torch.float32)

@@ -84,6 +84,7 @@ class LlamaModel:
         input_ids: Tensor,
         positions: Tensor,
         attention: AttentionCallback,
+        num_layers: int | None = None,
         adapters: LoraPass | None = None,
     ) -> Tensor:
         residual = functional.embedding(input_ids, self.embedding)
@@ -91,12 +92,13 @@ class LlamaModel:
             residual = residual * self._embedding_scale
         x = self._normalised(residual, self.layers[0].input_norm)
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
-        for index, (layer, rotary, next_norm) in enumerate(zip(self.layers, self._rotary, next_norms, strict=True)):
+        run = list(zip(self.layers, self._rotary, next_norms, strict=True))[:num_layers]
+        for index, (layer, rotary, next_norm) in enumerate(run):
             rotation = None if rotary is None else Rotation(*rotary, positions)
             x = layer.attention(x, rotation, attention, adapters)
             x, residual = self._add(x, residual, layer.attention_output_norm, layer.mlp_norm)
             x, residual = self._add(layer.mlp(x, index, adapters), residual, layer.mlp_output_norm, next_norm)
-        return x
+        return x if num_layers is None else residual
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         logits = self.operations.linear(hidden, self.lm_head, None).to(torch.float32)
@@ -126,7 +128,7 @@ def _attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
     facts = config.decoder
     scale = config.head_dim**-0.5 if facts.attention_scale is None else facts.attention_scale
     window = None if layer in facts.global_layers else config.sliding_window
-    return AttentionSpec(scale, window, facts.attention_softcap)
+    return AttentionSpec(scale, window, facts.attention_softcap, facts.is_causal)
 
 
 def _on_device(tables: tuple[RotaryTable | None, ...], device: torch.device) -> tuple[Rotary | None, ...]:

@@ -144,10 +144,17 @@ class TransformersModel:
         setattr(module, module.base_model_prefix, self._given)
         self.attention = self._learn(config, module.config)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionCallback, num_layers: int | None = None
+    ) -> Tensor:
         with self._slot.holding(attention):
-            out = self._layers(input_ids=input_ids[None].long(), position_ids=positions[None].long(), use_cache=False)
-        hidden: Tensor = out.last_hidden_state[0]
+            out = self._layers(
+                input_ids=input_ids[None].long(),
+                position_ids=positions[None].long(),
+                use_cache=False,
+                output_hidden_states=num_layers is not None,
+            )
+        hidden: Tensor = (out.last_hidden_state if num_layers is None else out.hidden_states[num_layers])[0]
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The `classify` workflow in the frontend: the scores of a model's labels.
 
-Owns: what a client may ask. Never does: compute; `procengine.label_scores` does.
+Owns: what a client may ask. Never does: compute; `procengine.label_scores` and `procengine.label_head` do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class ClassifyPlanner(PrefillPlanner):
 
 def accept(body: ClassifyBody, prepared: Prepared, facts: ModelFacts, identity: Identity) -> list[PrefillRequest]:
     """The one request of a body that can run. Raises InvalidRequestError."""
-    return [make_request(body, prepared, facts, identity, (int(body.use_activation),))]
+    options = (int(body.use_activation),)
+    return [make_request(body, prepared, facts, identity, options, in_pieces=facts.is_causal)]
 
 
 def register(request: PrefillRequest, body: ClassifyBody) -> Register:

@@ -41,7 +41,8 @@ def accept(body: EmbedBody, prepared: Prepared, facts: ModelFacts, identity: Ide
     dimensions = body.dimensions
     if dimensions is not None and not 1 <= dimensions <= facts.hidden_size:
         raise InvalidRequestError(f"dimensions: must be 1 to {facts.hidden_size}, those of the model, got {dimensions}")
-    return [make_request(body, prepared, facts, identity, (dimensions or 0,))]
+    in_pieces = facts.is_causal and facts.pooling == "last"
+    return [make_request(body, prepared, facts, identity, (dimensions or 0,), in_pieces=in_pieces)]
 
 
 def register(request: PrefillRequest, body: EmbedBody) -> Register:

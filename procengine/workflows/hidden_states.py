@@ -41,7 +41,10 @@ def accept(body: HiddenStatesBody, prepared: Prepared, facts: ModelFacts, identi
     if not -most - 1 <= body.layer <= most:
         raise InvalidRequestError(f"layer: must be {-most - 1} to {most}, got {body.layer}")
     layer = body.layer if body.layer >= 0 else body.layer + most + 1
-    return [make_request(body, prepared, facts, identity, (layer, TOKENS.index(body.tokens)))]
+    # Of the first token the last piece knows nothing, and pieces go through all layers.
+    in_pieces = facts.is_causal and layer == most and body.tokens != "first"
+    options = (layer, TOKENS.index(body.tokens))
+    return [make_request(body, prepared, facts, identity, options, in_pieces=in_pieces)]
 
 
 def register(request: PrefillRequest, body: HiddenStatesBody) -> Register:

@@ -1,11 +1,11 @@
-"""`FrontendParts`: the callables of one workflow that the frontend runs, imported together.
+"""`FrontendParts`: the callables of one workflow that the frontend runs, imported together; `WorkflowParts`: by name.
 
 Owns: their signatures. Never does: import a workflow that was not asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from procengine.messages import Register
 from procengine.workflows import find_workflow, load_part
 
-__all__ = ["FrontendParts", "load_frontend_parts"]
+__all__ = ["FrontendParts", "WorkflowParts", "load_frontend_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +43,24 @@ def load_frontend_parts(name: str) -> FrontendParts:
         history=planner.history,
         count_cached_tokens=planner.count_cached_tokens,
     )
+
+
+class WorkflowParts(Mapping[str, FrontendParts]):
+    """Those of a model's workflows, each imported when it is first looked up: a request asks for it."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._loaded: dict[str, FrontendParts] = {}
+
+    def __getitem__(self, name: str) -> FrontendParts:
+        if name not in self._loaded:
+            if name not in self._names:
+                raise KeyError(name)
+            self._loaded[name] = load_frontend_parts(name)
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,12 +90,28 @@ class PrefillRequest:
     num_worker_deaths: int = 0
     token_types: Int32s | None = None
     options: tuple[int, ...] = ()
+    in_pieces: bool = False  # over several steps, if it is too long for one
+    num_planned: int = 0  # tokens that are in steps, of a sequence that comes in pieces
+
+
+class Piece(NamedTuple):
+    """Tokens of a sequence that is too long for one step, all of them behind `start` that fit."""
+
+    request: PrefillRequest
+    start: int
+    end: int
 
 
 def make_request(
-    body: PrefillBody, prepared: Prepared, facts: ModelFacts, identity: Identity, options: tuple[int, ...] = ()
+    body: PrefillBody,
+    prepared: Prepared,
+    facts: ModelFacts,
+    identity: Identity,
+    options: tuple[int, ...] = (),
+    *,
+    in_pieces: bool = False,
 ) -> PrefillRequest:
-    """The request of a body that can run.
+    """The request of a body that can run; `in_pieces`: over several steps, if it is too long for one.
 
     Raises:
         InvalidRequestError: the prompt is empty, too long for the model or for one step, or not of this model.
@@ -104,7 +120,7 @@ def make_request(
     if limit is not None:  # texts were cut when they became tokens
         token_ids = token_ids[: facts.max_model_len if limit == -1 else limit]
     prompt = check_prompt(token_ids, facts)
-    if len(prompt) > facts.max_embed_tokens:
+    if len(prompt) > facts.max_embed_tokens and not in_pieces:
         raise InvalidRequestError(
             f"prompt: has {len(prompt)} tokens, one step takes at most {facts.max_embed_tokens} of a sequence that is "
             "not cut (max_num_batched_tokens)"
@@ -113,7 +129,13 @@ def make_request(
     if types is not None and int(types.max()) >= facts.num_token_types:
         types = None  # of a tokenizer that tells texts apart for a model that does not
     return PrefillRequest(
-        identity.key, identity.client, identity.request_id, prompt, token_types=types, options=options
+        identity.key,
+        identity.client,
+        identity.request_id,
+        prompt,
+        token_types=types,
+        options=options,
+        in_pieces=in_pieces,
     )
 
 
@@ -131,7 +153,8 @@ def register_as(workflow: str, request: PrefillRequest) -> Register:
 
 
 class PrefillPlanner:
-    """First come, first served; as many whole sequences a step as the token budget takes, and a longer one alone."""
+    """First come, first served; as many whole sequences a step as the token budget takes. One that is longer than the
+    budget comes in pieces, a step each, or alone if it cannot be cut."""
 
     workflow: ClassVar[str]
 
@@ -159,6 +182,7 @@ class PrefillPlanner:
 
     def add(self, request: PrefillRequest) -> None:
         """Queue a request."""
+        request.num_planned = 0
         self._waiting.append(request)
 
     def finish(self, request: PrefillRequest) -> None:
@@ -173,18 +197,25 @@ class PrefillPlanner:
     def take_all(self, *, has_died: bool = True) -> list[PrefillRequest]:
         """Every unfinished request: the worker is gone, and so is this planner."""
         running, waiting = list(self._running.values()), [r for r in self._waiting if not r.is_finished]
-        for request in running:
+        for request in (*running, *(r for r in waiting if r.num_planned)):
             request.num_worker_deaths += has_died
         return sorted(running + waiting, key=lambda request: (not _is_suspect(request), request.key))
 
-    def plan(self) -> list[PrefillRequest] | None:
+    def plan(self) -> list[PrefillRequest] | Piece | None:
         """The rows of the next step, or None if nothing waits."""
+        while self._waiting and self._waiting[0].is_finished:
+            self._waiting.popleft()
+        if self._waiting and self._waiting[0].in_pieces and len(self._waiting[0].token_ids) > self._max_tokens:
+            return self._take_piece()
         rows = self._take_rows()
         self._running.update((r.key, r) for r in rows)
         return rows or None
 
-    def build(self, rows: list[PrefillRequest], step_id: int, epoch: int) -> PlannedStep:
+    def build(self, plan: list[PrefillRequest] | Piece, step_id: int, epoch: int) -> PlannedStep:
         """The step of these rows."""
+        return self._build_piece(plan, step_id, epoch) if isinstance(plan, Piece) else self._build(plan, step_id, epoch)
+
+    def _build(self, rows: list[PrefillRequest], step_id: int, epoch: int) -> PlannedStep:
         lengths = np.array([len(r.token_ids) for r in rows], np.int32)
         sections = {
             "key_words": np.array([r.key for r in rows], np.int64).view(np.int32),
@@ -209,6 +240,23 @@ class PrefillPlanner:
         self.counters.prompt_tokens += header.num_tokens
         return PlannedStep(header, payload, rows, admitted=rows, is_steady=False)
 
+    def _build_piece(self, piece: Piece, step_id: int, epoch: int) -> PlannedStep:
+        request, start, end = piece
+        whole = len(request.token_ids)
+        sections = {
+            "key_words": np.array([request.key], np.int64).view(np.int32),
+            "query_start_loc": np.array([0, end - start], np.int32),
+            "input_ids": request.token_ids[start:end],
+            "positions": np.arange(start, end, dtype=np.int32),
+        }
+        buffer = np.empty(sum(section.size for section in sections.values()), np.int32)
+        payload, sizes = pack_sections(EMBED_SECTIONS, sections, buffer)
+        count = end - start
+        header = EmbedInput(step_id, epoch, 1, count, count, sizes, self.workflow, request.options, whole)
+        self.counters.prompt_tokens += count
+        ends = [request] if end == whole else []
+        return PlannedStep(header, payload, ends, admitted=[] if start else [request], is_steady=False)
+
     def apply(self, sent: object, header: EmbedResult, payload: Int32s) -> list[tuple[PrefillRequest, str]]:
         """All requests of the step are done."""
         assert isinstance(sent, list)
@@ -224,6 +272,15 @@ class PrefillPlanner:
     def count_cached_tokens(self, request: PrefillRequest) -> int:
         """None: there is no cache."""
         return 0
+
+    def _take_piece(self) -> Piece:
+        request = self._waiting[0]
+        start = request.num_planned
+        request.num_planned = min(start + self._max_tokens, len(request.token_ids))
+        if request.num_planned == len(request.token_ids):
+            self._waiting.popleft()
+            self._running[request.key] = request
+        return Piece(request, start, request.num_planned)
 
     def _take_rows(self) -> list[PrefillRequest]:
         rows: list[PrefillRequest] = []

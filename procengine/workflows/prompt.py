@@ -75,6 +75,16 @@ class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return None
 
     @property
+    def is_query_and_document(self) -> bool:
+        """Whether prompt and second text are those of a reranker's template, where the model has one."""
+        return False
+
+    @property
+    def instruction_for_pair(self) -> str | None:
+        """What that template says of how a document is to answer; None: the model's own."""
+        return None
+
+    @property
     def named_prompt(self) -> str | None:
         """Which of the model's prompts goes before the text."""
         return None
@@ -127,6 +137,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     hidden_size: int = 0
     num_layers: int = 0
     num_token_types: int = 0  # that the model tells apart
+    is_causal: bool = False  # tokens see those before them alone: a sequence can come piece by piece
+    pooling: str = "last"  # how `embed` reduces hidden states
     adapters: dict[str, AdapterFacts] = {}  # LoRA adapters that requests may name
 
 

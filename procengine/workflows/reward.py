@@ -1,6 +1,6 @@
 """The `reward` workflow in the frontend: the number that a model with one label gives, as it is.
 
-Owns: what a client may ask. Never does: compute; `procengine.label_scores` does.
+Owns: what a client may ask. Never does: compute; `procengine.label_scores` and `procengine.label_head` do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RewardPlanner(PrefillPlanner):
 
 def accept(body: RewardBody, prepared: Prepared, facts: ModelFacts, identity: Identity) -> list[PrefillRequest]:
     """The one request of a body that can run. Raises InvalidRequestError."""
-    return [make_request(body, prepared, facts, identity, (0,))]
+    return [make_request(body, prepared, facts, identity, (0,), in_pieces=facts.is_causal)]
 
 
 def register(request: PrefillRequest, body: RewardBody) -> Register:

@@ -1,6 +1,6 @@
 """The `score` workflow in the frontend: how well two texts go together, by a model with one label.
 
-Owns: what a client may ask. Never does: compute; `procengine.label_scores` does.
+Owns: what a client may ask. Never does: compute; `procengine.label_scores` and `procengine.label_head` do.
 """
 
 from __future__ import annotations
@@ -17,9 +17,19 @@ class ScoreBody(PrefillBody, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         use_activation: scores as the model's files say (sigmoid); False: the logit.
+        instruction: how a document is to answer a query, for a model whose template has a place for it.
     """
 
     use_activation: bool = True
+    instruction: str | None = None
+
+    @property
+    def is_query_and_document(self) -> bool:
+        return self.text_pair is not None
+
+    @property
+    def instruction_for_pair(self) -> str | None:
+        return self.instruction
 
 
 class ScorePlanner(PrefillPlanner):
@@ -30,7 +40,8 @@ class ScorePlanner(PrefillPlanner):
 
 def accept(body: ScoreBody, prepared: Prepared, facts: ModelFacts, identity: Identity) -> list[PrefillRequest]:
     """The one request of a body that can run. Raises InvalidRequestError."""
-    return [make_request(body, prepared, facts, identity, (int(body.use_activation),))]
+    options = (int(body.use_activation),)
+    return [make_request(body, prepared, facts, identity, options, in_pieces=facts.is_causal)]
 
 
 def register(request: PrefillRequest, body: ScoreBody) -> Register:

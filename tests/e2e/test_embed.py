@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from procengine import LLM, SamplingParams
+from procengine import LLM, InvalidRequestError, SamplingParams
 from procengine.outputs import EmbeddingOutput
 from tests.e2e.conftest import TinyGroups
 from tests.e2e.modes import BLOCK_SIZE, NUM_BLOCKS, Mode
@@ -160,14 +160,16 @@ def test_embedding_and_generation_at_the_same_time(group: RunningGroup, tiny_lla
     assert min(float(cosines(each, expected).min()) for each in found) >= 0.99999
 
 
-def test_a_prompt_longer_than_a_step_is_refused(tiny_groups: TinyGroups) -> None:
-    from procengine.errors import InvalidRequestError
-
+def test_a_prompt_longer_than_a_step_comes_in_pieces(tiny_groups: TinyGroups, tiny_llama: TinyCase) -> None:
+    """The last one has a vector; what takes all tokens at once (`first` here, a mean) is refused."""
     group = tiny_groups[Mode(1, 1, True, 1)]
     limit = group.config.scheduler.max_num_batched_tokens
-    assert len(group.client.embed([3] * limit).embedding) == group.config.model.hidden_size
+    prompts = random_prompts([limit, limit + 1, 3 * limit + 5], seed=33)
+    found = vectors(group.client.embed(prompts))
+    expected = [normalized(hidden_states(tiny_llama.model, prompt)[-1]) for prompt in prompts]
+    torch.testing.assert_close(found, torch.stack(expected), atol=_ATOL, rtol=0)
     with pytest.raises(InvalidRequestError, match=rf"^prompt: has {limit + 1} tokens.*at most {limit}"):
-        group.client.embed([3] * (limit + 1))
+        group.client.hidden_states([prompts[1]], tokens="first")
 
 
 @pytest.mark.model

@@ -61,6 +61,17 @@ def test_every_kind_of_request_is_served_without_torch(group: RunningGroup, tiny
     embedded = torch.tensor([output.embedding for output in group.client.embed(prompts)])
     expected = torch.stack([hidden_states(tiny_llama.model, prompt)[-1] for prompt in prompts])
     assert float(torch.cosine_similarity(embedded, expected).min()) > 0.995  # bf16 against float32
+    for layer in (0, 1, 3):
+        found = group.client.hidden_states(prompts[:1], layer=layer)[0]
+        states = torch.frombuffer(bytearray(found.data), dtype=torch.float32).view(-1, 64)
+        with torch.inference_mode():
+            all_states = tiny_llama.model.model(torch.tensor(prompts[:1]), output_hidden_states=True).hidden_states
+        assert float(torch.cosine_similarity(states, all_states[layer][0]).min()) > 0.995
+    for prompt, scored in zip(prompts, group.client.score_text(prompts), strict=True):
+        with torch.inference_mode():
+            logprobs = tiny_llama.model(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+        expected_logprobs = logprobs.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+        assert float((torch.tensor(scored.logprobs) - expected_logprobs).abs().max()) < 0.5  # of numbers of about 20
     assert not has_torch(group)
 
 

@@ -82,7 +82,7 @@ def test_its_files_say_how_it_embeds(llm: LLM, folder: Path) -> None:
     config = llm.config.model
     assert (config.architecture, config.workflows, config.pooling, config.normalize) == (
         "qwen3",
-        ("embed",),
+        ("embed", "hidden_states"),
         "last",
         True,
     )

@@ -11,7 +11,7 @@ import torch
 from procengine.gguf_tokenizer import build_tokenizer
 from tests.tiny_tokenizers import WORDS, byte_level_metadata
 
-__all__ = ["FAMILIES", "VOCAB_SIZE", "build_tiny_model", "save_folder"]
+__all__ = ["FAMILIES", "VOCAB_SIZE", "base_config", "build_tiny_model", "save_folder"]
 
 VOCAB_SIZE = 500  # more than the tokenizer has: padded vocabularies are common
 
@@ -43,6 +43,11 @@ _SEEDS = {"llama": 2, "mistral": 3, "qwen2": 1, "qwen3": 1}
 _HEAD_STD = 0.75  # gives logits a deviation of about 6: clear winners, and still something to draw from
 
 
+def base_config() -> dict[str, Any]:
+    """What the configurations of all families here have in common."""
+    return dict(_BASE)
+
+
 def build_tiny_model(family: str) -> Any:
     """A float32 transformers model with random weights, norms and biases included; the same one every time."""
     import transformers
@@ -63,7 +68,7 @@ def save_folder(model: Any, folder: Path, eos_token_id: int | None = None) -> Pa
     """`model` in `folder` as transformers saves it, with a byte-level tokenizer.json and that end token."""
     model.save_pretrained(folder)
     build_tokenizer(byte_level_metadata(WORDS), "tiny").save(str(folder / "tokenizer.json"))
-    for name in ("config.json", "generation_config.json"):
-        path = folder / name
+    # Models with labels generate nothing, and have no second one.
+    for path in filter(Path.is_file, (folder / "config.json", folder / "generation_config.json")):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": eos_token_id}))
     return folder

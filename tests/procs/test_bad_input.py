@@ -81,7 +81,13 @@ REFUSED: Final[list[tuple[str, str, Any, tuple[str, ...]]]] = [
     ("257 + 1", "generate", body([7] * 257, max_tokens=1), ("prompt", "257", "256")),
     ("100000 + 1", "generate", body([7] * 100_000, max_tokens=1), ("prompt", "100000", "256")),
     ("300 tokens of text", "generate", body("a" * 300), ("prompt", "300", "256")),
-    ("embed 129", "embed", {"prompt_token_ids": [7] * 129}, ("prompt", "129", "128", "max_num_batched_tokens")),
+    ("embed 257", "embed", {"prompt_token_ids": [7] * 257}, ("prompt", "257", "256", "max_model_len")),
+    (
+        "states 129",  # of another layer than the last, for which a sequence is not cut
+        "hidden_states",
+        {"prompt_token_ids": [7] * 129, "layer": 0},
+        ("prompt", "129", "128", "max_num_batched_tokens"),
+    ),
     # VAL-05 and ranges
     ("max_tokens 10**12", "generate", _params(max_tokens=10**12), ("max_tokens", str(10**12), "256")),
     ("max_tokens 2**64-1", "generate", _params(max_tokens=2**64 - 1), ("max_tokens", "256")),

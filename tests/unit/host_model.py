@@ -39,12 +39,22 @@ class HostModel:
         return HostExecutor(self._model.open(tensors))
 
     def encode(
-        self, input_ids: HostArray, positions: HostArray, query_start_loc: HostArray, max_query_len: int
+        self,
+        input_ids: HostArray,
+        positions: HostArray,
+        query_start_loc: HostArray,
+        max_query_len: int,
+        num_layers: int | None = None,
     ) -> HostArray:
         own, at, bounds = (torch.from_numpy(array) for array in (input_ids, positions, query_start_loc))
         with torch.inference_mode():
-            hidden: HostArray = self._model.encode(own, at, bounds, max_query_len).numpy()
+            hidden: HostArray = self._model.encode(own, at, bounds, max_query_len, num_layers).numpy()
         return hidden
+
+    def compute_logits(self, hidden: HostArray) -> HostArray:
+        with torch.inference_mode():
+            logits: HostArray = self._model.compute_logits(torch.from_numpy(hidden)).numpy()
+        return logits
 
 
 class HostExecutor:

@@ -88,3 +88,12 @@ def test_requests_are_found_by_client() -> None:
     embed = outputs(0, 1, 2)
     assert embed.keys_of_client(b"c0") == [0, 2]
     assert embed.all_keys() == [0, 1, 2]
+
+
+def test_a_piece_of_a_sequence_brings_nothing() -> None:
+    embed = outputs(0)
+    output = EmbedOutput(0, np.empty(0, np.int64), lambda: np.empty(0, np.float32), PassTimes(0, 0, 0, 0))
+    header, payload = output.to_message(WorkerIdentity(0, 0), output.wait())
+    assert embed.take_result(header, payload) == []
+    assert embed.take_items().items_by_client == {}
+    assert embed.num_unfinished == 1

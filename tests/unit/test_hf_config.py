@@ -220,6 +220,6 @@ def test_end_tokens_of_config_generation_config_and_tokenizer(tmp_path: Path) ->
 @pytest.mark.parametrize(("cls", "name"), [("MistralModel", "mistral"), ("Qwen3Model", "qwen3")])
 def test_a_decoder_without_a_head_embeds_and_does_not_generate(tmp_path: Path, cls: str, name: str) -> None:
     config = resolve(tmp_path, LLAMA | {"architectures": [cls], "tie_word_embeddings": False})
-    assert (config.architecture, config.workflows) == (name, ("embed",))
+    assert (config.architecture, config.workflows) == (name, ("embed", "hidden_states"))
     assert config.tie_word_embeddings  # so that nobody looks for the head
-    assert resolve(tmp_path, LLAMA).workflows == ("generate", "embed")
+    assert resolve(tmp_path, LLAMA).workflows == ("generate", "embed", "hidden_states", "score_text")

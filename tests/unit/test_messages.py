@@ -109,8 +109,8 @@ GOLDEN: list[tuple[Message, bytes]] = [
     (m.LoadAdapter(7, 3, "/a"), b"\x94\xacload_adapter\x07\x03\xa2\x2fa"),
     (m.AdapterLoaded(1, 0, 7, "e"), b"\x95\xaeadapter_loaded\x01\x00\x07\xa1e"),
     (
-        m.EmbedInput(1, 0, 2, 5, 4, (4, 3), "score", (1,)),
-        b"\x99\xa5embed\x01\x00\x02\x05\x04\x92\x04\x03\xa5score\x91\x01",
+        m.EmbedInput(1, 0, 2, 5, 4, (4, 3), "score", (1,), 90),
+        b"\x9a\xa5embed\x01\x00\x02\x05\x04\x92\x04\x03\xa5score\x91\x01\x5a",
     ),
     (m.StepFailed(1, 0, 5, [7, 8], "e"), b"\x96\xabstep_failed\x01\x00\x05\x92\x07\x08\xa1e"),
     (m.WorkerReady(1, 0, 64), b"\x94\xacworker_ready\x01\x00\x40"),

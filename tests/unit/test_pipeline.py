@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from procengine.messages import EmbedInput, EmbedResult, StepInput, StepResult
-from procengine.pipeline import Gauges, Pipeline, PlannedStep
+from procengine.pipeline import Gauges, Pipeline, PlannedStep, PlannersOnDemand
 from procengine.scheduler.counters import SchedulerCounters
 
 NONE = np.zeros(0, np.int32)
@@ -171,6 +171,28 @@ def test_workflows_get_the_same_time_whatever_their_steps_take(depth: int) -> No
     assert min(used_ns.values()) > 4_000_000_000
 
 
+def test_a_workflow_that_comes_late_gets_its_share_and_no_more() -> None:
+    """Steps of 20 ms have had the device for 2 s when those of 200 ms come."""
+    took_ns = {"generate": 20_000_000, "embed": 200_000_000}
+    steps = {"generate": 10_000, "embed": 0}
+    pipe = Pipeline(0, lambda: PlannersOnDemand(lambda name: FakePlanner(name, steps[name])), 1)
+    used_ns = dict.fromkeys(took_ns, 0)
+    pipe.planners["generate"]
+    for step_id in range(300):
+        if step_id == 100:
+            used_ns["generate"] = 0
+            pipe.planners["embed"].num_steps = 10_000  # type: ignore[attr-defined]
+        (sent,) = names(pipe)
+        name = sent.split("-")[0]
+        used_ns[name] += took_ns[name]
+        header = (0, 0, step_id)
+        if name == "embed":
+            pipe.apply(EmbedResult(*header, 0, took_ns[name], ()), NONE)
+        else:
+            pipe.apply(StepResult(*header, 0, True, 0, took_ns[name], ()), NONE)
+    assert abs(used_ns["embed"] - used_ns["generate"]) <= 2 * sum(took_ns.values())
+
+
 def test_result_of_another_epoch_is_dropped() -> None:
     planner = FakePlanner("generate", 1)
     pipe = pipeline(planner, epoch=1)
@@ -186,3 +208,22 @@ def test_result_out_of_order_is_our_own_bug_and_asserts() -> None:
     names(pipe)
     with pytest.raises(AssertionError, match="result of step 1, expected 0"):
         pipe.apply(result(1), NONE)
+
+
+def test_a_planner_is_made_when_its_workflow_has_a_request() -> None:
+    made = []
+
+    def make(name: str) -> FakePlanner:
+        made.append(FakePlanner(name, 0))
+        return made[-1]
+
+    pipe = Pipeline(0, lambda: PlannersOnDemand(make), 2)
+    assert (pipe.next_step(), pipe.gauges, made) == (None, Gauges(0, 0, 0), [])
+    pipe.planners["embed"].num_steps = 1  # type: ignore[attr-defined]
+    assert names(pipe) == ["embed-0"]
+    pipe.planners["generate"].num_steps = 1  # type: ignore[attr-defined]
+    assert names(pipe) == ["generate-1"]
+    assert len(made) == 2
+    pipe.lose_worker(0)
+    assert set(pipe.planners) == {"embed", "generate"}
+    assert len(made) == 4

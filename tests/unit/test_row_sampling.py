@@ -62,7 +62,7 @@ def test_filters_have_a_bit_each_and_none_when_they_filter_nothing() -> None:
 
 def test_bits_are_different_and_the_lowest_are_the_samplers() -> None:
     single = [value for name in bits.__all__ if (value := getattr(bits, name)).bit_count() == 1]
-    assert len(set(single)) == len(single) == 9
+    assert len(set(single)) == len(single) == 10
     assert bits.SAMPLING == 15
     assert bits.NEEDS_HISTORY & ~bits.NEEDS_LOGITS_STATE == 0
     assert bits.NEEDS_LOGITS_STATE & (bits.SAMPLING | bits.GRAMMAR) == 0

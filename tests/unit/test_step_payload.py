@@ -71,7 +71,13 @@ def test_order_of_sections_is_pinned() -> None:
         "prompt_logprobs",
         "prompt_logprob_ranks",
     )
-    assert {kind.name: kind.value for kind in SlotList} == {"HISTORY": 0, "BIAS": 1, "EARLY_STOPS": 2, "BAD_WORD": 3}
+    assert {kind.name: kind.value for kind in SlotList} == {
+        "HISTORY": 0,
+        "BIAS": 1,
+        "EARLY_STOPS": 2,
+        "BAD_WORD": 3,
+        "ADAPTER": 4,
+    }
     assert EMBED_SECTIONS == ("key_words", "query_start_loc", "input_ids", "positions", "token_types")
 
 

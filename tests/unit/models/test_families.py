@@ -4,6 +4,7 @@ through a scheduler and a runner, in every mode."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,25 @@ def test_logits_of_chunks_and_decodes(pair: tuple[Any, TinyModel]) -> None:
     found = ExecutorRun(model.loaded, model.config, SEQUENCES).run(CHUNKS)
     for logits, sequence in zip(found, SEQUENCES, strict=True):
         torch.testing.assert_close(logits, oracle_logits(oracle, sequence), atol=1e-4, rtol=1e-4)
+
+
+def assert_states(oracle: Any, model: TinyModel) -> None:
+    """What each layer gives, of sequences one behind the other."""
+    bounds = torch.tensor([0, *accumulate(map(len, SEQUENCES))], dtype=torch.int32)
+    positions = torch.cat([torch.arange(len(sequence)) for sequence in SEQUENCES])
+    ids = torch.tensor([token for sequence in SEQUENCES for token in sequence], dtype=torch.int32)
+    longest, num_layers = max(map(len, SEQUENCES)), model.config.num_layers
+    with torch.inference_mode():
+        each = [oracle(torch.tensor([one]), output_hidden_states=True).hidden_states for one in SEQUENCES]
+        for layer in range(num_layers + 1):
+            asked = layer if layer < num_layers else None
+            found = model.loaded.encode(ids, positions, bounds, longest, asked)
+            expected = torch.cat([states[layer][0] for states in each])
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_hidden_states_of_every_layer(pair: tuple[Any, TinyModel]) -> None:
+    assert_states(*pair)
 
 
 def generate(model: TinyModel, num_rounds: int, **mode: Any) -> list[list[int]]:

@@ -77,7 +77,7 @@ def logits(model: AdaptedDecoder, bank: LoraBank, place: int) -> torch.Tensor:
         return ops.varlen_attention(q, k, v, start, len(_IDS), *shape)
 
     with torch.inference_mode():
-        hidden = model.forward(torch.tensor(_IDS), torch.arange(len(_IDS)), attend, adapted)
+        hidden = model.forward(torch.tensor(_IDS), torch.arange(len(_IDS)), attend, adapters=adapted)
         return model.compute_logits(hidden)
 
 

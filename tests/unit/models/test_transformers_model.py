@@ -23,6 +23,7 @@ from tests.unit.models.test_families import (
     SEQUENCES,
     _one_thread,
     assert_best,
+    assert_states,
     generate,
     oracle_logits,
 )
@@ -75,6 +76,7 @@ def test_logits_and_greedy_tokens(name: str, tmp_path: Path, caplog: pytest.LogC
     found = ExecutorRun(loaded, config, SEQUENCES).run(CHUNKS)
     for logits, sequence in zip(found, SEQUENCES, strict=True):
         torch.testing.assert_close(logits, oracle_logits(oracle, sequence), atol=1e-4, rtol=1e-4)
+    assert_states(oracle, TinyModel(config, loaded))
     assert_best(oracle, generate(TinyModel(config, loaded), 1, **CROWDED))
 
 
