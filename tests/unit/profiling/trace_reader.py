@@ -100,7 +100,7 @@ def load_slices(events: list[Event]) -> sqlite3.Connection:
     names = {
         (event["name"], event["pid"], event["tid"]): event["args"].get("name") for event in events if event["ph"] == "M"
     }
-    db = sqlite3.connect(":memory:", factory=_Slices)
+    db = sqlite3.connect(":memory:", factory=_Slices, check_same_thread=False)  # any thread may drop it last
     db.execute("create table slice (process text, thread text, name text, ts integer, dur integer, depth integer)")
     db.execute("create table counter (process text, name text, ts integer, value integer)")
     open_until: dict[tuple[int, int], list[Decimal]] = defaultdict(list)
