@@ -24,10 +24,11 @@ _EXACT = ["--device", "cpu", "--dtype", "float32", "--threads", "1"]
 
 
 @pytest.fixture
-def run_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Groups of this test alone; short, as socket paths must be."""
+def run_dir(monkeypatch: pytest.MonkeyPatch, procengine_home: Path) -> Iterator[Path]:
+    """Groups of this test alone; short, as socket paths must be. Models are the user's own."""
     with tempfile.TemporaryDirectory(prefix="pe-") as folder:
         monkeypatch.setenv("PROCENGINE_RUN_DIR", folder)
+        monkeypatch.setenv("PROCENGINE_HOME", str(procengine_home))
         yield Path(folder)
 
 
