@@ -86,13 +86,16 @@ def test_hidden_states_of_every_layer(pair: tuple[Any, TinyModel]) -> None:
 
 def generate(model: TinyModel, num_rounds: int, **mode: Any) -> list[list[int]]:
     """Greedy tokens of the prompts; each round but the first finds them in the cache, or what is left of them."""
+    groups = layer_groups(model.config, MAX_MODEL_LEN)
+    if "num_blocks" in mode:
+        mode["num_blocks"] *= groups.num_groups  # each takes its own of them
     engine = Engine(model, **mode)
     for _ in range(num_rounds):
         for prompt in PROMPTS:
             engine.add(prompt, NUM_TOKENS)
         engine.run()
     counters = engine.planner.counters
-    if layer_groups(model.config, MAX_MODEL_LEN).windows == (None,):  # others hold hardly more than when they start
+    if groups.windows == (None,):  # others hold hardly more than when they start
         assert ("num_blocks" in mode) == (counters.num_preemptions > 0)
     assert (num_rounds > 1) == (counters.prefix_hit_tokens > 0)
     return list(engine.tokens.values())

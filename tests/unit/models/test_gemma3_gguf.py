@@ -137,7 +137,8 @@ def test_greedy_text_of_gemma3_270m_is_that_of_transformers(procengine_home: Pat
     license_text = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8")
     prompts = [*_TEXTS, license_text[:3500]]  # the last is longer than the window of 512 tokens
     options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 1024, "max_num_seqs": 8}
-    with LLM(str(path), **options, max_num_batched_tokens=256, num_blocks=128) as llm:
+    # Six groups of layers, each with blocks of its own.
+    with LLM(str(path), **options, max_num_batched_tokens=256, num_blocks=6 * 128) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True)
         outputs = llm.generate(prompts, params, use_tqdm=False)
         tokenizer = Tokenizer.load(llm.config.model.tokenizer_path)
