@@ -53,8 +53,8 @@ def _open(workflow: str, device: Device[A]) -> PrefillRunner[A]:
 
     def reduce(states: Sequences[A]) -> Reduction:
         of_tokens = config.level == "token"
-        chosen = arrays.to_float32(states.hidden) if of_tokens else last_states(model, states)
-        copied = arrays.fetch([chosen])
+        chosen = states.hidden if of_tokens else last_states(model, states)
+        copied = arrays.fetch([arrays.to_float32(chosen)])
 
         def wait() -> Float32s:
             logits = weights.logits(copied()[0])

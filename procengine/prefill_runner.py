@@ -137,10 +137,15 @@ class PrefillRunner(Generic[A]):
         return keys, Reduction(lambda: sequence.joined(reduction.wait()), whole)
 
 
+def states_at(model: Model[A], states: Sequences[A], rows: Int32s) -> A:
+    """[n, hidden_size], of the tokens `rows` ([n])."""
+    hidden: A = states.hidden[model.arrays.send(rows.astype(np.int64))]
+    return hidden
+
+
 def last_states(model: Model[A], states: Sequences[A]) -> A:
-    """float32 [R, hidden_size], of each sequence's last token."""
-    last = model.arrays.send(states.bounds[1:].astype(np.int64) - 1)
-    return model.arrays.to_float32(states.hidden[last])
+    """[R, hidden_size], of each sequence's last token."""
+    return states_at(model, states, states.bounds[1:] - 1)
 
 
 def open_embed(device: Device[A]) -> PrefillRunner[A]:
@@ -171,7 +176,7 @@ def open_hidden_states(device: Device[A]) -> PrefillRunner[A]:
             width = np.int32(states.hidden.shape[1])
             return Reduction(lambda: copied()[0], np.diff(bounds) * width)
         rows = bounds[1:] - 1 if which == "last" else bounds[:-1]
-        copied = arrays.fetch([arrays.to_float32(states.hidden[arrays.send(rows.astype(np.int64))])])
+        copied = arrays.fetch([arrays.to_float32(states_at(model, states, rows))])
         return Reduction(lambda: copied()[0])
 
     def layers(options: tuple[int, ...]) -> int | None:

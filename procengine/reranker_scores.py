@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from procengine.arrays import A
 from procengine.errors import ConfigError
 from procengine.label_activations import SCORES
-from procengine.prefill_runner import PrefillRunner, Reduction, Sequences
+from procengine.prefill_runner import PrefillRunner, Reduction, Sequences, last_states
 
 if TYPE_CHECKING:
     from procengine.device import Device
@@ -31,8 +31,7 @@ def open_reranker(device: Device[A]) -> PrefillRunner[A]:
     arrays = model.arrays
 
     def reduce(states: Sequences[A]) -> Reduction:
-        last = arrays.send(states.bounds[1:].astype(np.int64) - 1)
-        logits = model.compute_logits(states.hidden[last])
+        logits = model.compute_logits(last_states(model, states))
         copied = arrays.fetch([logits[:, token_id : token_id + 1] for token_id in token_ids])
 
         def wait() -> NDArray[np.float32]:

@@ -24,8 +24,8 @@ constexpr int STEPS = KEYS / DEPTH;  // of the product with the values
 
 static_assert(MAX_ROWS % SIDE == 0 && MAX_SHARED_ROWS == SIDE, "states have room for whole tiles");
 
-// Tiles (0 to 3 are sums, 4 and 5 the left side, 6 and 7 the right one); and floats below the least normal one are zero, as they are in tiles: probabilities may become
-// as small, which would take a hundred cycles each.
+// Tiles (0 to 3 are sums, 4 and 5 the left side, 6 and 7 the right one); and floats below the least normal one are zero, as they
+// are in tiles: probabilities may become as small, which would take a hundred cycles each.
 class TileSetting {
   public:
     TileSetting() : control_(_mm_getcsr()) {

@@ -143,8 +143,7 @@ struct GroupScales {
     }
 };
 
-constexpr int64_t AHEAD = 8192;      // bytes of a panel that are asked for before they are read
-
+constexpr int64_t AHEAD = 8192;       // bytes of a panel that are asked for before they are read
 constexpr int64_t GROUPS_AHEAD = 16;  // the same of scales and mins
 
 // Rows `row` of a panel of bf16: two k of 32 outputs, of which `half` are these.
@@ -155,7 +154,7 @@ PE_INLINE void put(uint8_t* to, int64_t row, int half, __m512i values) {
 // COUNT k of a panel of eight bits, to bf16.
 struct SpreadEight {
     static constexpr int64_t BYTES = PANEL;  // of one k
-    static float offset(const PackedMatrix&) { return 128.0f; }
+    static constexpr float OFFSET = 128.0f;
 
     template <int COUNT>
     static PE_ALWAYS_INLINE void run(const uint8_t* from, const GroupScales& scales, uint8_t* to) {
@@ -177,9 +176,9 @@ struct SpreadEight {
 template <bool MINS>
 struct SpreadFour {
     static constexpr int64_t BYTES = PANEL / 2;
-    static float offset(const PackedMatrix&) { return MINS ? 16.0f : 0.0f; }
+    static constexpr float OFFSET = MINS ? 16.0f : 0.0f;
 
-    // q, or without mins q - 8, and more by `offset`. Where four bits are shifted to be the first of a mantissa, and the rest
+    // q, or without mins q - 8, and more by `OFFSET`. Where four bits are shifted to be the first of a mantissa, and the rest
     // says 16, it is 16 + q.
     static PE_ALWAYS_INLINE __m512h as_half(__m512i shifted) {
         constexpr int AND_OR = 0xea;  // (a & b) | c
@@ -213,7 +212,6 @@ class Spreader {
         : from_(w.panel(first_panel)),
           scales_(w.panel_scales(first_panel)),
           mins_(w.panel_mins(first_panel)),
-          offset_(Spread::offset(w)),
           group_(w.channel_scales ? w.inputs : w.group) {
         // What `step` asks for ahead of time, for the first steps: all at once, and not one wait after the other.
         for (int64_t line = 0; line < AHEAD; line += LINE) _mm_prefetch(from_ + line, _MM_HINT_T0);
@@ -225,7 +223,7 @@ class Spreader {
 
     PE_ALWAYS_INLINE void step(uint8_t* to) {
         for (int k = 0; k < K_STEP; k += CHUNK, to += CHUNK * K_BYTES) {
-            Spread::template run<CHUNK>(from_, GroupScales(scales_, mins_, offset_), to);
+            Spread::template run<CHUNK>(from_, GroupScales(scales_, mins_, Spread::OFFSET), to);
             from_ += CHUNK * Spread::BYTES;
             in_group_ += CHUNK;
             if (in_group_ < group_) continue;
@@ -242,13 +240,12 @@ class Spreader {
     const uint8_t* from_;
     const uint16_t* scales_;
     const uint16_t* mins_;
-    float offset_;
     int64_t group_;
     int64_t in_group_ = 0;
 };
 
 // The sums of 32 rows, or with HALF of the first 16, each the same in the same order. `panel(step)`: the panel's K_STEP k of
-// a step; `meanwhile(step)` is called in each.
+// a step; `meanwhile` is called in each.
 template <bool HALF, typename Panel, typename Meanwhile>
 PE_INLINE void multiply(const Panel& panel, int64_t k_steps, const bf16* x, int64_t stride, Sums& sums,
                         const Meanwhile& meanwhile) {
@@ -270,7 +267,7 @@ PE_INLINE void multiply(const Panel& panel, int64_t k_steps, const bf16* x, int6
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        meanwhile(step);
+        meanwhile();
     }
     _tile_stored(0, sums.values[0], TILE_BYTES);
     _tile_stored(1, sums.values[1], TILE_BYTES);
@@ -322,7 +319,7 @@ void bf16_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, 
                 stride = w.inputs;
             }
             const auto of_step = [&](int64_t step) { return panel + step * K_STEP * K_BYTES; };
-            multiply_rows(part.size(), of_step, k_steps, at, stride, sums[turn], [&](int64_t) PE_LAMBDA_INLINE {
+            multiply_rows(part.size(), of_step, k_steps, at, stride, sums[turn], [&]() PE_LAMBDA_INLINE {
                 leaving.put(ceil_div(ROWS, k_steps));
                 for (int64_t line = 0; line < lines; ++line, ahead += LINE) _mm_prefetch(ahead, _MM_HINT_T1);
             });
@@ -395,7 +392,7 @@ void int_stream(const PackedMatrix& w, const Activations& x, int64_t num_rows, c
             const Range part{first, rows.end - first < ROWS ? rows.end : first + ROWS};
             const auto of_step = [&](int64_t step) PE_LAMBDA_INLINE { return ahead.at(unit, step); };
             multiply_rows(part.size(), of_step, k_steps, x.rows + first * x.stride, x.stride, sums[turn],
-                          [&](int64_t) PE_LAMBDA_INLINE {
+                          [&]() PE_LAMBDA_INLINE {
                               leaving.put(ceil_div(ROWS, k_steps));
                               if (++wait < every) return;
                               wait = 0;
@@ -426,7 +423,7 @@ void few_rows_stream(const PackedMatrix& w, const Activations& x, int64_t num_ro
     Sums sums[2];
     for (int64_t unit = units.begin; unit < units.end; ++unit) {
         const auto of_step = [&](int64_t) { return ring[used++ % SLOTS]; };
-        multiply_rows(num_rows, of_step, k_steps, x.rows, x.stride, sums[unit & 1], [&](int64_t) PE_LAMBDA_INLINE {
+        multiply_rows(num_rows, of_step, k_steps, x.rows, x.stride, sums[unit & 1], [&]() PE_LAMBDA_INLINE {
             leaving.put(ceil_div(num_rows, k_steps));
             spread_one();
         });

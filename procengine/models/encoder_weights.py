@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from procengine.config import EncoderConfig, ModelConfig
 from procengine.errors import ModelError
-from procengine.kernels.native.arguments import to_float32
 from procengine.kernels.rope import RopeSpec, make_rotary_table
+from procengine.models.float_tensors import read_float32
 from procengine.models.weights import WeightSource
 
 __all__ = ["EncoderBlock", "EncoderCheckpoint", "EncoderEmbedding", "EncoderHead"]
@@ -198,15 +198,7 @@ class EncoderCheckpoint:
         return next((prefix + name for prefix in ("", "model.") if prefix + name in self._source.names), name)
 
     def _read_named(self, name: str, shape: tuple[int, ...]) -> Float32s:
-        if name not in self._source.names:
-            raise ModelError(f"{self.config.path}: tensor {name} is missing")
-        found = self._source.shape(name)
-        if found != shape:
-            raise ModelError(f"{self.config.path}: tensor {name} has shape {list(found)}, expected {list(shape)}")
-        tensor = np.empty(shape, np.float32)
-        for rows, values, _ in self._source.pieces(name, keep_blocks=False):
-            tensor[rows] = to_float32(values)
-        return tensor
+        return read_float32(self.config.path, self._source, name, shape)
 
     def _find_prefix(self) -> str:
         for prefix in _PREFIXES:

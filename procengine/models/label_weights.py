@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from procengine.config import ModelConfig
-from procengine.errors import ModelError
-from procengine.kernels.native.arguments import to_float32
+from procengine.models.float_tensors import read_float32
 from procengine.models.weights import WeightSource
 
 __all__ = ["LabelWeights", "read_label_weights"]
@@ -43,13 +42,5 @@ def read_label_weights(config: ModelConfig, source: WeightSource) -> LabelWeight
 
 def _read(config: ModelConfig, source: WeightSource, name: str, shape: tuple[int, ...]) -> Float32s:
     # A reader of files may have put a prefix before all names.
-    stored = next((one for one in (name, f"model.{name}") if one in source.names), None)
-    if stored is None:
-        raise ModelError(f"{config.path}: tensor {name} is missing")
-    found = source.shape(stored)
-    if found != shape:
-        raise ModelError(f"{config.path}: tensor {name} has shape {list(found)}, expected {list(shape)}")
-    tensor = np.empty(shape, np.float32)
-    for rows, values, _ in source.pieces(stored, keep_blocks=False):
-        tensor[rows] = to_float32(values)
-    return tensor
+    stored = next((one for one in (name, f"model.{name}") if one in source.names), name)
+    return read_float32(config.path, source, stored, shape)

@@ -28,8 +28,8 @@ from procengine.kernels.linear.packed import (
     WeightMemory,
     gate_up_order,
 )
-from procengine.kernels.native.arguments import to_float32
 from procengine.kernels.native.library import Isa, best_isa
+from procengine.models.float_tensors import check_tensor, read_float32
 from procengine.models.packed_formats import common_format, packed_format
 from procengine.models.rotary import rotary_table
 from procengine.models.tensor_names import EMBEDDING, LM_HEAD
@@ -156,16 +156,9 @@ class _Plan:
         places = np.split(np.arange(outputs) if order is None else order, np.cumsum([rows for _, rows in tensors])[:-1])
         chosen = common_format(self._format(name, is_table=is_table) for name, _ in tensors)
         for name, rows in tensors:
-            self._check(name, (rows, inputs))
+            check_tensor(self._config.path, self._source, name, (rows, inputs))
         parts = tuple(_Part(name, own) for (name, _), own in zip(tensors, places, strict=True))
         return _Matrix(chosen, outputs, inputs, parts)
-
-    def _check(self, name: str, expected: tuple[int, ...]) -> None:
-        if name not in self._source.names:
-            raise ModelError(f"{self._config.path}: tensor {name} is missing")
-        found = self._source.shape(name)
-        if found != expected:
-            raise ModelError(f"{self._config.path}: tensor {name} has shape {list(found)}, expected {list(expected)}")
 
     def _place(self, matrix: _Matrix, memory: WeightMemory) -> PackedMatrix:
         packed = PackedMatrix(matrix.format, matrix.outputs, matrix.inputs, memory)
@@ -200,11 +193,7 @@ class _Plan:
         return np.concatenate([self._vector(name, size) for name, size in tensors]) if has else None
 
     def _vector(self, name: str, size: int) -> Float32s:
-        self._check(name, (size,))
-        vector = np.empty(size, np.float32)
-        for rows, values, _ in self._source.pieces(name, keep_blocks=False):
-            vector[rows] = to_float32(values)
-        return vector
+        return read_float32(self._config.path, self._source, name, (size,))
 
     def _pack(self, packed: PackedMatrix, matrix: _Matrix) -> None:
         for name, outputs in matrix.parts:

@@ -124,8 +124,8 @@ WORKFLOWS: Final = {
     ),
     "token_classify": Workflow(
         name="token_classify",
-        body="procengine.workflows.token_classify:TokenClassifyBody",
-        accept="procengine.workflows.token_classify:accept",
+        body="procengine.workflows.classify:ClassifyBody",  # asked for as `classify` is
+        accept="procengine.workflows.classify:accept",
         register="procengine.workflows.token_classify:register",
         planner="procengine.workflows.token_classify:TokenClassifyPlanner",
         forward="procengine.label_head:open_token_classify",

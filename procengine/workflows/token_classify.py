@@ -1,25 +1,16 @@
 """The `token_classify` workflow in the frontend: the scores of a model's labels for each token.
 
-Owns: what a client may ask. Never does: compute; `procengine.label_head` does.
+Owns: its name. Never does: say what a client may ask (`classify` does, it is the same), or compute
+(`procengine.label_head` does).
 """
 
 from __future__ import annotations
 
 from procengine.messages import Register
-from procengine.workflows.prefill_only import PrefillBody, PrefillPlanner, PrefillRequest, make_request, register_as
-from procengine.workflows.prompt import Identity, ModelFacts, Prepared
+from procengine.workflows.classify import ClassifyBody
+from procengine.workflows.prefill_only import PrefillPlanner, PrefillRequest, register_as
 
-__all__ = ["TokenClassifyBody", "TokenClassifyPlanner", "accept", "register"]
-
-
-class TokenClassifyBody(PrefillBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a client submits.
-
-    Attributes:
-        use_activation: scores as the model's files say (softmax, sigmoid); False: logits.
-    """
-
-    use_activation: bool = True
+__all__ = ["TokenClassifyPlanner", "register"]
 
 
 class TokenClassifyPlanner(PrefillPlanner):
@@ -28,12 +19,6 @@ class TokenClassifyPlanner(PrefillPlanner):
     workflow = "token_classify"
 
 
-def accept(body: TokenClassifyBody, prepared: Prepared, facts: ModelFacts, identity: Identity) -> list[PrefillRequest]:
-    """The one request of a body that can run. Raises InvalidRequestError."""
-    options = (int(body.use_activation),)
-    return [make_request(body, prepared, facts, identity, options, in_pieces=facts.is_causal)]
-
-
-def register(request: PrefillRequest, body: TokenClassifyBody) -> Register:
+def register(request: PrefillRequest, body: ClassifyBody) -> Register:
     """What the output process needs to know about an accepted request."""
     return register_as("token_classify", request)
