@@ -75,6 +75,13 @@ PE_INLINE void ask_ahead(const uint8_t* at) {
     _mm_prefetch(at + AHEAD + 64, _MM_HINT_T0);
 }
 
+// The same address, of which the compiler knows nothing: it keeps one a row in a register, not one an access on the stack.
+template <typename T>
+PE_INLINE T* hide(T* at) {
+    asm("" : "+r"(at));
+    return at;
+}
+
 PE_INLINE __m256 silu_ps(__m256 x) {
     // Beyond 2^126 the quotient is next to nothing anyway. x is second, so that NaN stays.
     const f32v power = x * -1.44269504f;
@@ -142,6 +149,7 @@ struct RowsOf {
 template <int ROWS, int VECTORS, int OFFSET_SHIFT>
 PE_INLINE void add_sums(const IntPanel w, const RowsOf x, int64_t group, int64_t first, bool has_mins,
                         const __m256i (&sums)[ROWS][VECTORS], float* y) {
+    y = hide(y + first);
     __m256 scales[VECTORS], mins[VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
@@ -159,7 +167,7 @@ PE_INLINE void add_sums(const IntPanel w, const RowsOf x, int64_t group, int64_t
             const __m256i sum = OFFSET_SHIFT > 0 ? _mm256_add_epi32(sums[r][v], offset) : sums[r][v];
             __m256 part = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scales[v]);
             if (has_mins) part = _mm256_fnmadd_ps(mins[v], _mm256_cvtepi32_ps(minus_sum), part);
-            float* const out = y + r * PANEL + first + v * WIDTH;
+            float* const out = y + r * PANEL + v * WIDTH;
             _mm256_storeu_ps(out, _mm256_fmadd_ps(part, scale, _mm256_loadu_ps(out)));
         }
     }
@@ -247,8 +255,10 @@ struct Int4Group {
     template <int VECTORS>
     PE_ALWAYS_INLINE void add(const IntPanel w, const RowsOf x, int64_t group, int64_t first, float* y) const {
         const __m256i nibbles = _mm256_set1_epi8(15);
-        const uint8_t* const at = w.values + group * (INT4_GROUP * PANEL / 2) + 4 * first;
-        const int8_t* const a = x.values + group * INT4_GROUP;
+        const uint8_t* const at = hide(w.values + group * (INT4_GROUP * PANEL / 2) + 4 * first);
+        const int8_t* a[ROWS];
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) a[r] = hide(x.values + r * x.inputs + group * INT4_GROUP);
         __m256i sums[ROWS][VECTORS];
         clear(sums);
 #pragma GCC unroll 4
@@ -257,11 +267,11 @@ struct Int4Group {
             __m256i b[VECTORS];
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v) b[v] = _mm256_and_si256(load_bytes(at + step * 4 * PANEL + 32 * v), nibbles);
-            multiply(sums, b, a + 8 * step, x.inputs);
+            multiply(sums, b, a, 8 * step);
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; ++v)
                 b[v] = _mm256_and_si256(_mm256_srli_epi16(load_bytes(at + step * 4 * PANEL + 32 * v), 4), nibbles);
-            multiply(sums, b, a + 8 * step + 4, x.inputs);
+            multiply(sums, b, a, 8 * step + 4);
         }
         const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 8
@@ -272,10 +282,10 @@ struct Int4Group {
     }
 
     template <int VECTORS>
-    PE_ALWAYS_INLINE static void multiply(__m256i (&sums)[ROWS][VECTORS], const __m256i (&b)[VECTORS], const int8_t* a,
-                                          int64_t inputs) {
+    PE_ALWAYS_INLINE static void multiply(__m256i (&sums)[ROWS][VECTORS], const __m256i (&b)[VECTORS],
+                                          const int8_t* const (&a)[ROWS], int64_t k) {
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) add_bytes(sums[r], b, a + r * inputs);
+        for (int r = 0; r < ROWS; ++r) add_bytes(sums[r], b, a[r] + k);
     }
 };
 
