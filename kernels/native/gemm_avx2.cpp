@@ -75,13 +75,6 @@ PE_INLINE void ask_ahead(const uint8_t* at) {
     _mm_prefetch(at + AHEAD + 64, _MM_HINT_T0);
 }
 
-// The same address, of which the compiler knows nothing: it keeps one a row in a register, not one an access on the stack.
-template <typename T>
-PE_INLINE T* hide(T* at) {
-    asm("" : "+r"(at));
-    return at;
-}
-
 PE_INLINE __m256 silu_ps(__m256 x) {
     // Beyond 2^126 the quotient is next to nothing anyway. x is second, so that NaN stays.
     const f32v power = x * -1.44269504f;
