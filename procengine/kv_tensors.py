@@ -11,7 +11,7 @@ from procengine.arrays import A, Arrays, ElementType
 from procengine.config import KVCacheDType, ModelConfig
 from procengine.layer_groups import LayerGroups, one_group
 
-__all__ = ["KVTensors", "kv_block_bytes", "kv_width"]
+__all__ = ["KVTensors", "kv_block_bytes", "kv_element", "kv_width"]
 
 _ITEM_BYTES: dict[KVCacheDType, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
 _SCALE_BYTES = 4  # of the numbers of 8 bits that a token's key or value of one head is kept as
@@ -20,6 +20,11 @@ _SCALE_BYTES = 4  # of the numbers of 8 bits that a token's key or value of one 
 def kv_width(head_dim: int, dtype: KVCacheDType) -> int:
     """Elements that a token's key or value of one head takes: numbers of 8 bits have a scale with them."""
     return head_dim + _SCALE_BYTES if _ITEM_BYTES[dtype] == 1 else head_dim
+
+
+def kv_element(dtype: KVCacheDType) -> ElementType:
+    """What its memory is made of."""
+    return "int8" if dtype == "fp8" else dtype
 
 
 def kv_block_bytes(config: ModelConfig, block_size: int, dtype: KVCacheDType, num_layers: int | None = None) -> int:
@@ -46,7 +51,7 @@ class KVTensors(Generic[A]):
     ) -> None:
         """`groups`: by default one of all layers."""
         shape = (num_blocks + 1, block_size, config.num_kv_heads, kv_width(config.head_dim, dtype))
-        element: ElementType = "int8" if dtype == "fp8" else dtype
+        element = kv_element(dtype)
         self.dtype = dtype
         self.block_size = block_size
         self.scratch_block = num_blocks
