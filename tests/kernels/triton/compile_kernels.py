@@ -36,6 +36,7 @@ from tests.kernels.test_sampling import ALL, tensors
 
 KINDS: tuple[WeightKind, ...] = ("int8", "int4", "fp8")
 CACHES: tuple[QuantizedKind | None, ...] = (None, "int8", "fp8")
+_STARTS = torch.tensor([0, 1, 2, 4], dtype=torch.int32)
 HOPPER = GPUTarget("cuda", 90, 32)
 _TYPES = {
     torch.float32: "*fp32",
@@ -83,13 +84,13 @@ def launch_all(dtype: torch.dtype) -> None:
         # In a small tile, in a large one, and with weights written out; of the others, what differs is in the first.
         for num_rows in (1, 100, 200) if kind == "int4" else (1,):
             linear.quantized_linear(x[:1].repeat(num_rows, 1), matrix, weight[:48])
-    starts, tables = torch.tensor([0, 1, 2, 4], dtype=torch.int32), torch.zeros(3, 200, dtype=torch.int32)
     for longest, window, softcap in ((100, 50, 30.0), (2000, None, None)):  # one split, and several
-        lengths = torch.tensor([longest, 3, 5], dtype=torch.int32)
-        meta = AttentionMetadata(2, starts, lengths, tables, slots, max_query_len=2, max_seq_len=longest)
         for cache in map(partial(_cache, dtype), CACHES):
-            attention.paged_attention(q, cache, cache, meta, 0.1, window, softcap)
-    attention.varlen_attention(q, k, v, starts, 2, 0.1, causal=False)
+            attention.paged_attention(q, cache, cache, _meta(longest, slots), 0.1, window, softcap)
+    for kind in CACHES[1:]:  # in float16 their values are read in another way
+        cache = _cache(torch.float16, kind)
+        attention.paged_attention(q.half(), cache, cache, _meta(2000, slots), 0.1)
+    attention.varlen_attention(q, k, v, _STARTS, 2, 0.1, causal=False)
     rows = torch.randn(3, 128256)
     sampling.sample(rows, tensors(3, top_k=3, top_p=0.5, min_p=0.1), ALL)
     sampling.sample(rows, tensors(3, temperature=0.0), SamplingFeatures.NONE)
@@ -98,6 +99,12 @@ def launch_all(dtype: torch.dtype) -> None:
     named = torch.arange(3)
     logits_kernels.apply_penalties(rows, named, counts, counts > 0, named, torch.ones(3, 3))
     logits_kernels.apply_token_bitmask(rows, torch.tensor([1]), torch.zeros(1, 4008, dtype=torch.int32))
+
+
+def _meta(longest: int, slots: Tensor) -> AttentionMetadata:
+    """Two rows that decode, and one of two tokens."""
+    lengths, tables = torch.tensor([longest, 3, 5], dtype=torch.int32), torch.zeros(3, 200, dtype=torch.int32)
+    return AttentionMetadata(2, _STARTS, lengths, tables, slots, max_query_len=2, max_seq_len=longest)
 
 
 def _cache(dtype: torch.dtype, kind: QuantizedKind | None) -> KVCache:
