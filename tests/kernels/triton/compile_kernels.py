@@ -87,8 +87,8 @@ def launch_all(dtype: torch.dtype) -> None:
     for longest, window, softcap in ((100, 50, 30.0), (2000, None, None)):  # one split, and several
         for cache in map(partial(_cache, dtype), CACHES):
             attention.paged_attention(q, cache, cache, _meta(longest, slots), 0.1, window, softcap)
-    for kind in CACHES[1:]:  # in float16 their values are read in another way
-        cache = _cache(torch.float16, kind)
+    for own in CACHES[1:]:  # in float16 their values are read in another way
+        cache = _cache(torch.float16, own)
         attention.paged_attention(q.half(), cache, cache, _meta(2000, slots), 0.1)
     attention.varlen_attention(q, k, v, _STARTS, 2, 0.1, causal=False)
     rows = torch.randn(3, 128256)
