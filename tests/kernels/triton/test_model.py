@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from procengine.config import KVCacheDType
 from procengine.kernels.backends import Conditions
 from procengine.kernels.operations import open_operations
 from procengine.models.loader import load_model
@@ -20,13 +21,24 @@ PLAN: list[dict[int, int]] = [{0: 5}, {0: 1, 1: 9}, {0: 2, 1: 1}, {1: 2}]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mistral-window", "qwen3"])  # a sliding window; norms of heads
-def test_chunks_and_decodes_give_what_torch_gives(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "kv_dtype", "tolerance"),
+    [
+        ("mistral-window", "float32", 2e-4),  # a sliding window
+        ("qwen3", "float32", 2e-4),  # norms of heads
+        ("mistral-window", "int8", 0.1),  # a number between two may be rounded to either
+        ("qwen3", "fp8", 0.3),
+    ],
+)
+def test_chunks_and_decodes_give_what_torch_gives(
+    kind: str, kv_dtype: KVCacheDType, tolerance: float, tmp_path: Path
+) -> None:
     config = model_config_from_hf(save_tiny_model(kind, tmp_path, num_hidden_layers=2).config, tmp_path)
     found = []
     for name in ("torch", "triton"):
-        operations = open_operations(name, Conditions("cpu"), rowwise_backend=name)
+        quantized = None if kv_dtype == "float32" else kv_dtype
+        operations = open_operations(name, Conditions("cpu", quantized_cache=quantized), rowwise_backend=name)
         model = TorchModel(load_model(config, torch.float32, "cpu", progress=False, operations=operations))
-        found.append(ExecutorRun(model, config, SEQUENCES).run(PLAN))
+        found.append(ExecutorRun(model, config, SEQUENCES, kv_dtype=kv_dtype).run(PLAN))
     for expected, logits in zip(*found, strict=True):
-        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(logits, expected, atol=tolerance, rtol=1e-4)
