@@ -17,7 +17,7 @@ from procengine.kernels.attention.triton_tiles import accumulate, scores
 __all__ = ["prefill_attention"]
 
 _BLOCK_M = 64
-_BLOCK_N = 64
+_MAX_BLOCK_N = 64
 _MIN_DOT = 16
 
 
@@ -49,6 +49,9 @@ def prefill_attention(
     assert k.stride()[-2:] == v.stride()[-2:] == (head_dim, 1)
     assert k.stride() == v.stride()
     num_rows = query_start_loc.shape[0] - 1
+    block_d = max(_MIN_DOT, triton.next_power_of_2(head_dim))
+    row_bytes = block_d * q.element_size()
+    is_wide = row_bytes > 256
     grid = (triton.cdiv(max_query_len, _BLOCK_M), num_heads, num_rows)
     _prefill_kernel[grid](
         q,
@@ -72,12 +75,17 @@ def prefill_attention(
         IS_CAUSAL=causal,
         HAS_SOFTCAP=softcap is not None,
         BLOCK_M=_BLOCK_M,
-        BLOCK_N=_BLOCK_N,
-        BLOCK_D=max(_MIN_DOT, triton.next_power_of_2(head_dim)),
+        # Keys and values in flight fit into shared memory, and a tile into registers: as compiled for 9.0. float32 takes
+        # more of both, for the parts that a product of it is made of.
+        BLOCK_N=max(_MIN_DOT, min(_MAX_BLOCK_N, (1 << (14 if q.element_size() == 4 else 15)) // row_bytes)),
+        BLOCK_D=block_d,
+        num_warps=8 if is_wide else 4,
+        num_stages=2 if is_wide else 3,
     )
 
 
-@triton.jit
+# The named arguments lie anywhere in a step's payload: each alignment, and each number, would be a compilation.
+@triton.jit(do_not_specialize_on_alignment=["query_start_loc", "seq_lens", "block_tables"])
 def _prefill_kernel(
     q: tl.tensor,
     k: tl.tensor,

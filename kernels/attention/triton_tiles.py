@@ -18,8 +18,12 @@ __all__ = ["accumulate", "scores"]
 def scores(
     queries: tl.tensor, keys: tl.tensor, scale: tl.tensor, softcap: tl.tensor, HAS_SOFTCAP: tl.constexpr
 ) -> tl.tensor:
-    """float32 [M, N]. queries: [M, D], keys: [D, N]. float32 is not cut to tf32: it is there to be compared with."""
-    result = tl.dot(queries, keys, input_precision="ieee") * scale
+    """float32 [M, N]. queries: [M, D], keys: [D, N].
+
+    float32 is not cut to tf32, but multiplied in three parts: exact enough to be compared with, and on tensor cores; the
+    plain product would not fit in registers.
+    """
+    result = tl.dot(queries, keys, input_precision="tf32x3") * scale
     if HAS_SOFTCAP:
         result = softcap * (2.0 / (1.0 + tl.exp(-2.0 * result / softcap)) - 1.0)  # softcap * tanh(result / softcap)
     return result
@@ -37,5 +41,5 @@ def accumulate(
     reference = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # -inf minus -inf is not a number
     weights = tl.exp(score - reference[:, None])
     kept = tl.exp(highest - reference)
-    acc = acc * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+    acc = acc * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="tf32x3")
     return acc, new_highest, total * kept + tl.sum(weights, axis=1)

@@ -77,7 +77,7 @@ def _penalties_kernel(
     tl.store(logits + row * logits_stride + ids, values, mask=is_seen)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["words"])  # which lie anywhere in a step's payload
 def _bitmask_kernel(
     logits: tl.tensor,
     rows: tl.tensor,
