@@ -20,8 +20,8 @@ def scores(
 ) -> tl.tensor:
     """float32 [M, N]. queries: [M, D], keys: [D, N].
 
-    float32 is not cut to tf32, but multiplied in three parts: exact enough to be compared with, and on tensor cores; the
-    plain product would not fit in registers.
+    float32 is not cut to tf32, but multiplied in three parts: exact enough to be compared with, and on tensor cores,
+    where the plain product would not fit in registers.
     """
     result = tl.dot(queries, keys, input_precision="tf32x3") * scale
     if HAS_SOFTCAP:

@@ -66,7 +66,10 @@ def sample(logits: Tensor, tensors: SamplingColumns[Tensor], features: SamplingF
 
 
 # Which filters a batch uses is asked when it runs: the kernel takes seconds to compile, which no step is to wait for.
-@triton.jit(do_not_specialize=["features", "reals_stride"])
+@triton.jit(
+    do_not_specialize=["features", "reals_stride"],
+    do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps"],
+)
 def _sample_kernel(
     logits: tl.tensor,
     tokens: tl.tensor,

@@ -86,6 +86,9 @@ def launch_all(dtype: torch.dtype) -> None:
         meta = AttentionMetadata(2, starts, lengths, tables, slots, max_query_len=2, max_seq_len=longest)
         attention.paged_attention(q, cache, cache, meta, 0.1, window, softcap)
     attention.varlen_attention(q, k, v, starts, 2, 0.1, causal=False)
+    for head_dim, other in ((256, torch.bfloat16), (512, torch.bfloat16), (128, torch.float32), (256, torch.float32)):
+        wide = torch.zeros(4, 2, head_dim, dtype=other)  # whose tiles take most memory
+        attention.varlen_attention(wide, wide, wide, starts, 2, 0.1)
     rows = torch.randn(3, 128256)
     sampling.sample(rows, tensors(3, top_k=3, top_p=0.5, min_p=0.1), ALL)
     sampling.sample(rows, tensors(3, temperature=0.0), SamplingFeatures.NONE)
