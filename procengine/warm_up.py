@@ -32,8 +32,8 @@ def warm_up(
     capacity = block_tables.shape[-1] * block_size
     for length in _LENGTHS if model.quantization == "none" else _LENGTHS_ROUNDED:
         prompt = min(length, capacity)
-        for max_seq_len in {prompt, capacity}:
-            hidden = forward(_batch(block_tables, prompt, max_seq_len))
+        forward(_batch(block_tables, prompt, prompt))
+        hidden = forward(_batch(block_tables, prompt, capacity))
         _use_logits(model.operations, model.compute_logits(hidden))
 
 
@@ -63,8 +63,8 @@ def _use_logits(operations: Operations, logits: Tensor) -> None:
     table = torch.ones((num_rows, 3), device=device)
     top_k = torch.ones(num_rows, dtype=torch.int32, device=device)
     columns = SamplingColumns(table[:, 0], top_k, table[:, 1], table[:, 2], rows, rows)
-    for features in (SamplingFeatures.NONE, SamplingFeatures.RANDOM):
-        tokens = operations.sample(logits, columns, features)
+    operations.sample(logits, columns, SamplingFeatures.RANDOM)
+    tokens = operations.sample(logits, columns, SamplingFeatures.NONE)
     operations.gather_logprobs(logits, tokens, 1)
     counts = torch.zeros((1, vocab_size), dtype=torch.int32, device=device)
     first = rows[:1]

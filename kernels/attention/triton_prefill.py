@@ -75,8 +75,8 @@ def prefill_attention(
         IS_CAUSAL=causal,
         HAS_SOFTCAP=softcap is not None,
         BLOCK_M=_BLOCK_M,
-        # Keys and values in flight fit into shared memory, and a tile into registers: so compiled for 9.0. float32 takes
-        # more of both, for the parts that its products are made of.
+        # Keys and values in flight fit into shared memory, a tile into registers (compiled for 9.0); float32 takes more
+        # of both, for the parts that its products are made of.
         BLOCK_N=max(_MIN_DOT, min(_MAX_BLOCK_N, (1 << (14 if q.element_size() == 4 else 15)) // row_bytes)),
         BLOCK_D=block_d,
         num_warps=8 if is_wide else 4,

@@ -9,11 +9,11 @@ import logging
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from procengine.config import ModelConfig, Quantization
 from procengine.errors import ModelError
@@ -23,6 +23,9 @@ from procengine.models.decoder import Decoder, DecoderLayer, LoadableDecoder
 from procengine.models.new_tensors import NewTensors
 from procengine.models.registry import find_implementation
 from procengine.models.weights import WeightSource, open_weights
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 __all__ = ["destinations", "load_model", "read_into"]
 
@@ -101,6 +104,8 @@ def _in_layer(model: LoadableDecoder, index: int, layer: DecoderLayer) -> Iterat
 
 @contextmanager
 def _progress_bar(total: int, progress: bool) -> Iterator[tqdm]:
+    from tqdm import tqdm  # not where a model is made that is not read: scripts/gpu_check may have torch alone
+
     with tqdm(total=total, desc="Loading weights", unit="", unit_scale=True, disable=not progress) as bar:
         yield bar
 

@@ -218,10 +218,10 @@ class TransformersModel:
 
 
 def _side_by_side(heads: Tensor) -> Tensor:
-    """[T, heads, D] of [1, heads, T, D], each token's heads one behind the other in memory, as kernels want them; models
-    differ in how theirs lie. A head that is the only one gets the stride that it would have among others."""
-    _, num_heads, _, head_dim = heads.shape
-    return heads[0].transpose(0, 1).flatten(1).unflatten(1, (num_heads, head_dim))
+    """[T, heads, D] of [1, heads, T, D] with each token's heads one behind the other, as kernels want them and not all
+    models have them. A head that is the only one gets the stride that it would have among others."""
+    _, num_heads, num_tokens, head_dim = heads.shape
+    return heads[0].transpose(0, 1).flatten(1).view(num_tokens, num_heads, head_dim)
 
 
 def _look_at(module: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> _Seen:

@@ -129,7 +129,7 @@ def test_steps_of_every_kind_need_no_value(model: TinyModel, options: dict[str, 
     engine.add(PROMPTS[2], 6, every, rules=rules, min_position=43, num_prompt_logprobs=2)
     engine.add(PROMPTS[3], 6, RowSampling(3, features=GRAMMAR), grammar=AnyToken())
     engine.add(PROMPTS[0], 6, RowSampling(4, features=ADAPTER), adapter=1)
-    with NoNumbers(), NoCopies():
+    with NoNumbers(), NoCopies():  # type: ignore[no-untyped-call]
         engine.run()
     assert [len(tokens) for tokens in engine.tokens.values()] == [6] * 5
 
@@ -137,7 +137,7 @@ def test_steps_of_every_kind_need_no_value(model: TinyModel, options: dict[str, 
 @pytest.mark.parametrize("pool", [pooling.pool_last, pooling.pool_mean])
 def test_pooling_needs_no_value(pool: Any) -> None:
     bounds = torch.empty(4, dtype=torch.int32, device=META)
-    with NoNumbers(), NoCopies():
+    with NoNumbers(), NoCopies():  # type: ignore[no-untyped-call]
         assert pool(torch.empty(9, 5, device=META), bounds).shape == (3, 5)
 
 

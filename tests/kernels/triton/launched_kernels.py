@@ -89,7 +89,7 @@ def run(kind: WeightKind | None) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    driver.set_active(NoDriver())  # type: ignore[arg-type]
+    driver.set_active(NoDriver())
     torch.empty = torch.zeros  # type: ignore[assignment]
     kinds: dict[str, WeightKind | None] = {"none": None, "int4": "int4"}
     with torch.inference_mode():
