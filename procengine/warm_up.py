@@ -32,8 +32,9 @@ def warm_up(
     capacity = block_tables.shape[-1] * block_size
     for length in _LENGTHS if model.quantization == "none" else _LENGTHS_ROUNDED:
         prompt = min(length, capacity)
-        forward(_batch(block_tables, prompt, prompt))
-        hidden = forward(_batch(block_tables, prompt, capacity))
+        hidden = forward(_batch(block_tables, prompt, prompt))
+        if model.operations.names["attention"] == "triton":  # others have no splits, or gather all that there might be
+            forward(_batch(block_tables, prompt, capacity))
         _use_logits(model.operations, model.compute_logits(hidden))
 
 
