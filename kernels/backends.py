@@ -13,22 +13,30 @@ from importlib.util import find_spec
 
 from procengine.errors import ConfigError
 
-__all__ = ["OPERATIONS", "Backend", "Conditions", "preferred_block_size", "resolve_backend"]
+__all__ = ["OPERATIONS", "Backend", "Conditions", "cache_dtypes", "preferred_block_size", "resolve_backend"]
 
 logger = logging.getLogger(__name__)
 
 # rowwise: norms, activations, rope with the write to the cache, changes to logits, sampling, log probabilities.
 OPERATIONS = ("attention", "rowwise")
+_FP8_CAPABILITY = (8, 9)  # from which on Triton has e4m3
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a backend has to cope with."""
+    """What a backend has to cope with.
+
+    Attributes:
+        quantized_cache: "int8" or "fp8", if keys and values are kept as that; None: in `dtype`.
+        capability: of a GPU that is there; None: nobody has looked.
+    """
 
     device_type: str  # "cpu" or "cuda"
     dtype: str = "float32"
     block_size: int = 16
     head_dim: int = 64
+    quantized_cache: str | None = None
+    capability: tuple[int, int] | None = None
 
 
 _WhyNot = Callable[[Conditions], str | None]  # None: nothing speaks against it
@@ -47,6 +55,7 @@ class Backend:
     why_not_auto: _WhyNot = _nothing
     block_sizes: int = 1  # of the KV cache: multiples of this
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    cache_dtypes: tuple[str, ...] = ("int8", "fp8")  # of the KV cache, beside `dtype`
 
 
 def _why_not_flash_attn(conditions: Conditions) -> str | None:
@@ -67,10 +76,18 @@ def _why_not_triton(conditions: Conditions) -> str | None:
     if find_spec("triton") is None:
         return "Triton is not installed"
     if conditions.device_type == "cuda":
-        return None
+        return _why_no_fp8(conditions)
     from triton import knobs
 
     return None if knobs.runtime.interpret else f"it compiles for GPUs, not for a {conditions.device_type}"
+
+
+def _why_no_fp8(conditions: Conditions) -> str | None:
+    found = conditions.capability
+    if conditions.quantized_cache != "fp8" or found is None or found >= _FP8_CAPABILITY:
+        return None
+    needed, has = (".".join(map(str, one)) for one in (_FP8_CAPABILITY, found))
+    return f"kv_cache_dtype fp8 takes a GPU of compute capability {needed}, and this one has {has}"
 
 
 def _why_not_interpreted(conditions: Conditions) -> str | None:
@@ -78,8 +95,8 @@ def _why_not_interpreted(conditions: Conditions) -> str | None:
 
 
 _FLASH_ATTN = Backend(
-    "flash_attn", _why_not_flash_attn, block_sizes=256, dtypes=("bfloat16", "float16")
-)  # version 2, whose paged cache takes no smaller blocks
+    "flash_attn", _why_not_flash_attn, block_sizes=256, dtypes=("bfloat16", "float16"), cache_dtypes=()
+)  # version 2, whose paged cache takes no smaller blocks, and no numbers with scales
 _TRITON = Backend("triton", _why_not_triton, _why_not_interpreted)
 _TORCH = Backend("torch")
 
@@ -96,11 +113,21 @@ def preferred_block_size(attention_backend: str, default: int) -> int:
     return -(-default // sizes) * sizes
 
 
+def cache_dtypes(attention_backend: str) -> tuple[str, ...]:
+    """Of the quantised KV caches those that a backend can read; of "auto", that some can."""
+    backends = _BACKENDS["attention"]
+    return tuple({dtype for one in backends if attention_backend in ("auto", one.name) for dtype in one.cache_dtypes})
+
+
 def _why_not(backend: Backend, conditions: Conditions) -> str | None:
     if conditions.block_size % backend.block_sizes:
         return f"its KV blocks are multiples of {backend.block_sizes} tokens, and block_size is {conditions.block_size}"
     if conditions.dtype not in backend.dtypes:
         return f"it computes in {' or '.join(backend.dtypes)}, not in {conditions.dtype}"
+    if conditions.quantized_cache is not None and conditions.quantized_cache not in backend.cache_dtypes:
+        return (
+            f"it reads keys and values in {conditions.dtype} alone, and kv_cache_dtype is {conditions.quantized_cache}"
+        )
     return backend.why_not(conditions)
 
 

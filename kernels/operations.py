@@ -14,16 +14,17 @@ from torch import Tensor
 
 from procengine.kernels.attention.metadata import AttentionMetadata
 from procengine.kernels.backends import Conditions, resolve_backend
+from procengine.kernels.kv_cache.quantized import KVCache
 from procengine.kernels.linear.quantized import QuantizedMatrix
 from procengine.kernels.linear.reference import linear
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 
 __all__ = ["TORCH_OPERATIONS", "Operations", "open_operations"]
 
-PagedAttention = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float, int | None, float | None], Tensor]
+PagedAttention = Callable[[Tensor, KVCache, KVCache, AttentionMetadata, float, int | None, float | None], Tensor]
 VarlenAttention = Callable[[Tensor, Tensor, Tensor, Tensor, int, float, bool, int | None, float | None], Tensor]
 Linear = Callable[[Tensor, Tensor | QuantizedMatrix, Tensor | None], Tensor]
-RopeAndWrite = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+RopeAndWrite = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, KVCache, KVCache, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Operations:
     silu_and_mul: Callable[[Tensor], Tensor]
     gelu_tanh_and_mul: Callable[[Tensor], Tensor]
     apply_rope: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    write_kv: Callable[[Tensor, Tensor, KVCache, KVCache, Tensor], None]
     rope_and_write_kv: RopeAndWrite
     paged_attention: PagedAttention
     varlen_attention: VarlenAttention

@@ -38,7 +38,7 @@ __all__ = [
 
 Device = Literal["cpu", "cuda", "mock"]
 DType = Literal["float32", "bfloat16", "float16"]
-KVCacheDType = Literal["float32", "bfloat16", "float16", "int8"]
+KVCacheDType = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
 ToolCallStyle = Literal["none", "hermes", "llama3", "mistral"]
 # Of weights; stored: as the file has them; int14: near to floats, of encoders alone (kernels/native/encoder.h).
 Quantization = Literal["none", "stored", "int14", "int8", "int4", "fp8"]

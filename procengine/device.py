@@ -148,8 +148,12 @@ def _load_torch(config: EngineConfig, progress: bool) -> TorchModel:
     if worker.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device: cuda was asked for, but torch sees no CUDA device here")
     torch.set_num_threads(worker.threads)
-    conditions = Conditions(worker.device, worker.dtype, config.cache.block_size, model.head_dim)
-    if worker.quantization == "fp8" and worker.device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+    capability = torch.cuda.get_device_capability() if worker.device == "cuda" else None
+    quantized_cache = worker.kv_cache_dtype if worker.kv_cache_dtype in ("int8", "fp8") else None
+    conditions = Conditions(
+        worker.device, worker.dtype, config.cache.block_size, model.head_dim, quantized_cache, capability
+    )
+    if worker.quantization == "fp8" and capability is not None and capability < (8, 9):
         raise ConfigError("quantization: this GPU has no fp8 (it takes compute capability 8.9); int8 is as large")
     operations = open_operations(worker.attention_backend, conditions)  # before the slow part: it may not be possible
     try:

@@ -111,8 +111,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         About(_DEVICE, "weights rounded to 8 or 4 bits; fp8 on GPUs; none is floats (auto: as the files have them)"),
     ] = "auto"
     kv_cache_dtype: Annotated[
-        Literal["auto", "bfloat16", "float32", "int8"],
-        About(_DEVICE, "number format of keys and values; int8, half of bfloat16, takes native kernels (auto: dtype)"),
+        Literal["auto", "bfloat16", "float32", "int8", "fp8"],
+        About(_DEVICE, "number format of keys and values; int8 and fp8 take half of bfloat16's memory (auto: dtype)"),
     ] = "auto"
     workers: Annotated[int, About(_DEVICE, "data-parallel workers, each with its own weights and KV pool", 1, 64)] = 1
     threads: Annotated[int | None, About(_DEVICE, "CPU threads of a worker (auto: the cores, shared)", 1, 1024)] = None

@@ -14,7 +14,7 @@ from procengine.kernels.decoder.native import BoundDecoder, Decoder
 from procengine.kernels.native import library
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kernels.sampling.native import sample
-from procengine.kv_tensors import KVTensors, kv_width
+from procengine.kv_tensors import KVTensors, kv_element, kv_width
 
 __all__ = ["NativeExecutor", "NativeModel"]
 
@@ -57,7 +57,7 @@ class NativeModel:
         most = -(-max_query_len // _ENCODE_BLOCK_SIZE)
         width = kv_width(sizes.head_dim, self._kv_dtype)
         shape = (int(num_blocks.sum()), _ENCODE_BLOCK_SIZE, sizes.num_kv_heads, width)
-        keys, values = (self.arrays.new(shape, self._kv_dtype) for _ in range(2))
+        keys, values = (self.arrays.new(shape, kv_element(self._kv_dtype)) for _ in range(2))
         return self._decoder.bind([keys] * self._num_layers, [values] * self._num_layers).forward(
             input_ids,
             query_start_loc,

@@ -37,7 +37,7 @@ from procengine.engine_args import EngineArgs, check_ranges
 from procengine.errors import ConfigError
 from procengine.free_memory import available_bytes
 from procengine.http_config import resolve_api, resolve_metrics
-from procengine.kernels.backends import preferred_block_size
+from procengine.kernels.backends import cache_dtypes, preferred_block_size
 from procengine.kernels.decoder.limits import why_not as why_decoder_cannot
 from procengine.kernels.native import library
 from procengine.listen import resolve_listen
@@ -278,6 +278,8 @@ def _why_not_native(args: EngineArgs, model: ModelConfig, device: Device) -> str
         return _why_not_native_encoder(args) or library.why_not("cpu")
     if args.dtype not in ("auto", "bfloat16"):
         return f"they compute in bfloat16, and dtype is {args.dtype}"
+    if args.kv_cache_dtype == "fp8":
+        return "their KV cache has bfloat16, float32 or int8, and kv_cache_dtype is fp8"
     cannot = why_not_decoder(model) or why_decoder_cannot(decoder_sizes(model), _block_size(args))
     return cannot or library.why_not("cpu")
 
@@ -305,13 +307,24 @@ def _dtype(args: EngineArgs, model: ModelConfig, device: Device, kernels: Kernel
 def _kv_cache_dtype(args: EngineArgs, model: ModelConfig, dtype: DType, kernels: Kernels) -> KVCacheDType:
     if args.kv_cache_dtype == "auto":
         return dtype
-    if kernels == "torch" and args.kv_cache_dtype != dtype:
+    asked = args.kv_cache_dtype
+    if asked in ("int8", "fp8"):
+        _check_quantized_cache(asked, args, model)
+    elif kernels == "torch" and asked != dtype:
         raise ConfigError(
-            f"kv_cache_dtype: the torch kernels keep the cache in dtype ({dtype}), not {args.kv_cache_dtype}"
+            f"kv_cache_dtype: the torch kernels keep the cache in dtype ({dtype}), int8 or fp8, not {asked}"
         )
-    if args.kv_cache_dtype == "int8" and model.head_dim % 4:
-        raise ConfigError(f"kv_cache_dtype: int8 takes a head_dim that is a multiple of 4, not {model.head_dim}")
-    return args.kv_cache_dtype
+    return asked
+
+
+def _check_quantized_cache(asked: KVCacheDType, args: EngineArgs, model: ModelConfig) -> None:
+    if model.head_dim % 4:
+        raise ConfigError(f"kv_cache_dtype: {asked} takes a head_dim that is a multiple of 4, not {model.head_dim}")
+    if asked not in cache_dtypes(args.attention_backend):
+        raise ConfigError(
+            f"kv_cache_dtype: attention_backend {args.attention_backend} reads keys and values in dtype alone, not in "
+            f"{asked}; triton and torch do"
+        )
 
 
 def _quantization(args: EngineArgs, model: ModelConfig, device: Device, why_not_native: str | None) -> Quantization:

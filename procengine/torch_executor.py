@@ -16,6 +16,7 @@ from procengine.decode_graphs import DecodeGraphs
 from procengine.device_streams import Streams
 from procengine.executor import Executor, ForwardBatch
 from procengine.kernels.attention import AttentionMetadata, Rotation
+from procengine.kernels.kv_cache.quantized import KVCache, open_cache
 from procengine.kernels.lora import AdapterBlocks
 from procengine.kernels.sampling import SamplingColumns, SamplingFeatures
 from procengine.kv_tensors import KVTensors
@@ -91,6 +92,13 @@ def _forward(
     return adapted.forward(input_ids, positions, attention, num_layers, bank.during(adapters))
 
 
+def _open(cache: KVTensors[Tensor], layers: list[Tensor]) -> list[KVCache]:
+    """Keys or values of each layer, as attention takes them."""
+    if cache.dtype in ("int8", "fp8"):
+        return [open_cache(memory, cache.dtype) for memory in layers]
+    return list(layers)
+
+
 class TorchExecutor:
     """An Executor, operation by operation."""
 
@@ -104,6 +112,7 @@ class TorchExecutor:
     ) -> None:
         self._model = model
         self._cache = cache
+        self._keys, self._values = _open(cache, cache.keys), _open(cache, cache.values)
         self._streams = streams
         self._graph_sizes = graph_sizes
         self._bank = bank
@@ -167,11 +176,11 @@ class TorchExecutor:
         ]
 
     def _attention(self, metadata: list[AttentionMetadata]) -> AttentionCallback:
-        cache, model, ops = self._cache, self._model, self._model.operations
+        groups, model, ops = self._cache.groups, self._model, self._model.operations
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation | None) -> Tensor:
-            spec, keys, values = model.attention[layer], cache.keys[layer], cache.values[layer]
-            meta = metadata[cache.groups.group_of_layer[layer]]
+            spec, keys, values = model.attention[layer], self._keys[layer], self._values[layer]
+            meta = metadata[groups.group_of_layer[layer]]
             # All rows write before any row reads: a block may be shared in the very step that fills it.
             if rotation is None:
                 ops.write_kv(k, v, keys, values, meta.slot_mapping)

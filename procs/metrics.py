@@ -138,7 +138,7 @@ def _cache_labels(config: EngineConfig) -> dict[str, str]:
     return {
         "block_size": str(config.cache.block_size),
         "enable_prefix_caching": str(config.cache.enable_prefix_caching),
-        "cache_dtype": config.worker.dtype,
+        "cache_dtype": config.worker.kv_cache_dtype,
         "device": config.worker.device,
     }
 

@@ -44,6 +44,8 @@ BITS: Final = {"int8": 8.5, "bf16": 16.0}  # a weight; int8 with an fp16 scale f
 OPERANDS: Final = {"4-bit": "int8", "int8": "int8", "bf16": "bf16"}
 OUTPUT_LEN: Final = 40
 KV_BYTES: Final = 2 << 30  # pages that are not used cost nothing
+# Prompts beside decoding rows are short on a CPU: of 64 requests, the first would end before the last decodes.
+PROMPT_TOKENS: Final = 2048
 
 
 class Measured(msgspec.Struct):
@@ -92,7 +94,8 @@ def measure(args: argparse.Namespace) -> Measured:
 
 def measure_format(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     """The points of one format of weights."""
-    own = {"name": f"scaling-{os.getpid()}", "threads": args.threads, "kv_cache_memory": KV_BYTES, **FORMATS[name]}
+    own = {"name": f"scaling-{os.getpid()}", "threads": args.threads, "kv_cache_memory": KV_BYTES}
+    own |= {"max_num_batched_tokens": PROMPT_TOKENS} | FORMATS[name]
     config = resolve(EngineArgs(model=args.model, **own))
     model, most = config.model, config.scheduler.max_model_len - OUTPUT_LEN
     args.context_lens = sorted({min(context_len, most) for context_len in args.context_lens})

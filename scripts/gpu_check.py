@@ -20,7 +20,7 @@ parts:
   greedy     the whole engine, in one process, against transformers: the same tokens in float32, as close in bfloat16 as
              can be; random weights of a 1B model, and SmolLM2 where it was pulled to or --smollm2 says
   steps      decode steps at batch 1 to 512: time, the device's idle time between them at depth 1, 2 and multi-step,
-             tokens a second beside what the memory's bandwidth allows
+             tokens a second beside what the memory's bandwidth allows; at batch 256 with an int8 KV cache too
   quantized  the same with int8, int4 and fp8 weights, and how far their logits are off
   peer       transformers' continuous batching on the same work
   group      the group of processes, with its own clients

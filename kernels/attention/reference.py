@@ -13,14 +13,16 @@ from torch import Tensor
 
 from procengine.kernels import host_reads
 from procengine.kernels.attention.metadata import AttentionMetadata
+from procengine.kernels.kv_cache.quantized import KVCache
+from procengine.kernels.kv_cache.reference import read_blocks
 
 __all__ = ["paged_attention", "varlen_attention"]
 
 
 def paged_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: KVCache,
+    v_cache: KVCache,
     meta: AttentionMetadata,
     scale: float,
     sliding_window: int | None = None,
@@ -28,9 +30,9 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of this step's queries over each row's cached context.
 
-    q: [T, H, D]; k_cache, v_cache: [num_blocks, block_size, Hkv, D], which already hold this step's keys and values;
-    H is a multiple of Hkv. With a sliding window w, a query at position p sees positions p-w+1 .. p.
-    With a softcap c, scores are c * tanh(score / c) (Gemma 2, arXiv:2408.00118).
+    q: [T, H, D]; k_cache, v_cache: [num_blocks, block_size, Hkv, D], of q's dtype or quantised, which already hold this
+    step's keys and values; H is a multiple of Hkv. With a sliding window w, a query at position p sees positions
+    p-w+1 .. p. With a softcap c, scores are c * tanh(score / c) (Gemma 2, arXiv:2408.00118).
     Returns [T, H, D] in q's dtype.
     """
     decodes = meta.num_decode_rows
@@ -38,7 +40,7 @@ def paged_attention(
     for rows, longest, shortest in _decode_groups(meta, k_cache.shape[1], on_host=host_reads.are_free(q)):
         tables, lengths = meta.block_tables[rows], meta.seq_lens[rows]
         seen = _seen(tables, lengths, longest, shortest, sliding_window, k_cache.shape[1])
-        context = _gather_context(k_cache, v_cache, *seen)
+        context = _gather_context(k_cache, v_cache, q.dtype, *seen)
         parts.append((rows, _decode(q[rows], *context, seen[1], seen[3], scale, sliding_window, softcap)))
     if decodes == q.shape[0] and len(parts) == 1 and isinstance(parts[0][0], slice):
         return parts[0][1]
@@ -114,7 +116,13 @@ def _seen(
 
 
 def _gather_context(
-    k_cache: Tensor, v_cache: Tensor, tables: Tensor, lengths: Tensor, longest: int, shortest: int
+    k_cache: KVCache,
+    v_cache: KVCache,
+    dtype: torch.dtype,
+    tables: Tensor,
+    lengths: Tensor,
+    longest: int,
+    shortest: int,
 ) -> tuple[Tensor, Tensor]:
     """Copies of the rows' keys and values, [rows, L, Hkv, D], zero beyond each row's length.
 
@@ -124,7 +132,7 @@ def _gather_context(
     blocks = tables[:, : _num_blocks(longest, block_size)]
     flat = blocks.reshape(-1)
     shape = (blocks.shape[0], blocks.shape[1] * block_size, *k_cache.shape[2:])
-    keys, values = k_cache.index_select(0, flat).view(shape), v_cache.index_select(0, flat).view(shape)
+    keys, values = (read_blocks(cache, flat, dtype).view(shape) for cache in (k_cache, v_cache))
     if shortest < shape[1]:
         tail = torch.arange(shortest, shape[1], device=lengths.device)
         beyond = (tail >= lengths.unsqueeze(1))[:, :, None, None]
@@ -164,8 +172,8 @@ def _decode(
 def _prefill_rows(
     out: Tensor,
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: KVCache,
+    v_cache: KVCache,
     meta: AttentionMetadata,
     scale: float,
     sliding_window: int | None,
@@ -184,8 +192,8 @@ def _prefill_rows(
         if sliding_window is not None:
             passed = max(0, length - (end - start) - sliding_window + 1) // block_size
         blocks = meta.block_tables[first + row, passed : _num_blocks(length, block_size)]
-        keys = k_cache.index_select(0, blocks).flatten(0, 1)[: length - passed * block_size]
-        values = v_cache.index_select(0, blocks).flatten(0, 1)[: length - passed * block_size]
+        kept = length - passed * block_size
+        keys, values = (read_blocks(cache, blocks, q.dtype).flatten(0, 1)[:kept] for cache in (k_cache, v_cache))
         out[start:end] = _attend(q[start:end], keys, values, scale, True, sliding_window, softcap)
 
 

@@ -10,14 +10,15 @@ from torch import Tensor, empty_like
 from procengine.kernels.attention.metadata import AttentionMetadata
 from procengine.kernels.attention.triton_decode import decode_attention
 from procengine.kernels.attention.triton_prefill import prefill_attention
+from procengine.kernels.kv_cache.quantized import KVCache
 
 __all__ = ["paged_attention", "varlen_attention"]
 
 
 def paged_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: KVCache,
+    v_cache: KVCache,
     meta: AttentionMetadata,
     scale: float,
     sliding_window: int | None = None,

@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from procengine.kernels.attention.triton_tiles import accumulate, scores
+from procengine.kernels.kv_cache.quantized import KVCache, numbers_and_scales
+from procengine.kernels.kv_cache.triton_quantize import as_floats
 
 __all__ = ["decode_attention"]
 
@@ -29,8 +31,8 @@ _MIN_DOT = 16  # the smallest side of a matrix product
 
 def decode_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: KVCache,
+    v_cache: KVCache,
     seq_lens: Tensor,
     block_tables: Tensor,
     out: Tensor,
@@ -45,8 +47,11 @@ def decode_attention(
     block_size, num_kv_heads = k_cache.shape[1:3]
     group = num_heads // num_kv_heads
     assert q.stride()[1:] == (head_dim, 1)
-    assert k_cache.is_contiguous()
-    assert v_cache.is_contiguous()
+    keys, key_scales = numbers_and_scales(k_cache)
+    values, value_scales = numbers_and_scales(v_cache)
+    assert keys.stride() == values.stride()
+    assert keys.stride()[1:] == (num_kv_heads * head_dim, head_dim, 1)
+    has_scales = key_scales is not None and value_scales is not None
     capacity = block_tables.shape[1] * block_size
     split = triton.cdiv(max(_MIN_SPLIT, triton.cdiv(capacity, _MAX_SPLITS)), _BLOCK_N) * _BLOCK_N
     num_splits = triton.cdiv(max_seq_len, split)
@@ -56,13 +61,17 @@ def decode_attention(
     num_programs = min(num_splits, triton.cdiv(_ENOUGH_PROGRAMS, max(1, num_rows * num_kv_heads)))
     _decode_kernel[(num_rows, num_kv_heads, num_programs)](
         q,
-        k_cache,
-        v_cache,
+        keys,
+        values,
+        key_scales if has_scales else sums,
+        value_scales if has_scales else sums,
         seq_lens,
         block_tables,
         partial,
         sums,
         q.stride(0),
+        keys.stride(0),
+        key_scales.stride(0) if key_scales is not None else 0,
         partial.stride(-3),
         block_tables.stride(0),
         num_rows,
@@ -75,6 +84,7 @@ def decode_attention(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
+        HAS_SCALES=has_scales,
         HAS_SOFTCAP=softcap is not None,
         IS_WHOLE=is_whole,
         BLOCK_M=max(_MIN_DOT, triton.next_power_of_2(group)),
@@ -102,11 +112,15 @@ def _decode_kernel(
     q: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
+    k_scales: tl.tensor,
+    v_scales: tl.tensor,
     seq_lens: tl.tensor,
     block_tables: tl.tensor,
     partial: tl.tensor,
     sums: tl.tensor,
     q_stride: tl.tensor,
+    block_stride: tl.tensor,
+    scale_stride: tl.tensor,
     partial_stride: tl.tensor,
     table_stride: tl.tensor,
     num_rows: tl.tensor,
@@ -119,6 +133,7 @@ def _decode_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -149,13 +164,21 @@ def _decode_kernel(
                 positions = start + tl.arange(0, BLOCK_N)
                 is_seen = (positions >= lowest) & (positions < last)
                 blocks = tl.load(block_tables + row * table_stride + positions // BLOCK_SIZE, mask=is_seen, other=0)
-                slots = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-                places = (slots * num_kv_heads + kv_head) * HEAD_DIM
+                within = positions % BLOCK_SIZE * num_kv_heads + kv_head
+                places = blocks.to(tl.int64) * block_stride + within * HEAD_DIM
                 is_loaded = is_seen[:, None] & is_column[None, :]  # what lies beyond may be another request's NaN
                 keys = tl.load(k_cache + places[:, None] + columns[None, :], mask=is_loaded, other=0.0)
                 values = tl.load(v_cache + places[:, None] + columns[None, :], mask=is_loaded, other=0.0)
-                score = scores(queries, tl.trans(keys.to(queries.dtype)), scale, softcap, HAS_SOFTCAP)
-                acc, highest, total = accumulate(acc, highest, total, score, is_seen[None, :], values.to(queries.dtype))
+                keys, values = as_floats(keys, queries.dtype), as_floats(values, queries.dtype)
+                key_scale, value_scale = scale, scale
+                if HAS_SCALES:
+                    scale_places = blocks.to(tl.int64) * scale_stride + within
+                    key_scale = scale * tl.load(k_scales + scale_places, mask=is_seen, other=0.0)[None, :]
+                    value_scale = tl.load(v_scales + scale_places, mask=is_seen, other=0.0)
+                score = scores(queries, tl.trans(keys), key_scale, softcap, HAS_SOFTCAP)
+                acc, highest, total = accumulate(
+                    acc, highest, total, score, is_seen[None, :], values, value_scale, HAS_SCALES
+                )
             at = row * partial_stride
             if not IS_WHOLE:
                 at = (part * num_rows + row) * partial_stride

@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from procengine.kernels.attention.triton_tiles import accumulate, scores
+from procengine.kernels.kv_cache.quantized import KVCache, numbers_and_scales
+from procengine.kernels.kv_cache.triton_quantize import as_floats
 
 __all__ = ["prefill_attention"]
 
@@ -23,8 +25,8 @@ _MIN_DOT = 16
 
 def prefill_attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: KVCache,
+    v: KVCache,
     query_start_loc: Tensor,
     out: Tensor,
     *,
@@ -45,9 +47,13 @@ def prefill_attention(
     num_heads, head_dim = q.shape[1:]
     is_paged = seq_lens is not None and block_tables is not None
     num_kv_heads = k.shape[-2]
+    keys, key_scales = numbers_and_scales(k)
+    values, value_scales = numbers_and_scales(v)
     assert q.stride()[1:] == (head_dim, 1)
-    assert k.stride()[-2:] == v.stride()[-2:] == (head_dim, 1)
-    assert k.stride() == v.stride()
+    assert keys.stride()[-2:] == values.stride()[-2:] == (head_dim, 1)
+    assert keys.stride() == values.stride()
+    has_scales = key_scales is not None and value_scales is not None
+    assert is_paged or not has_scales
     num_rows = query_start_loc.shape[0] - 1
     block_d = max(_MIN_DOT, triton.next_power_of_2(head_dim))
     row_bytes = block_d * q.element_size()
@@ -55,14 +61,18 @@ def prefill_attention(
     grid = (triton.cdiv(max_query_len, _BLOCK_M), num_heads, num_rows)
     _prefill_kernel[grid](
         q,
-        k,
-        v,
+        keys,
+        values,
+        key_scales if has_scales else keys,
+        value_scales if has_scales else values,
         query_start_loc,
         seq_lens if is_paged else query_start_loc,
         block_tables if is_paged else query_start_loc,
         out,
         q.stride(0),
-        k.stride(-3),
+        keys.stride(-3),
+        keys.stride(0),
+        key_scales.stride(0) if key_scales is not None else 0,
         out.stride(0),
         block_tables.stride(0) if block_tables is not None else 0,
         scale,
@@ -71,6 +81,7 @@ def prefill_attention(
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=k.shape[1] if is_paged else 1,
+        HAS_SCALES=has_scales,
         IS_PAGED=is_paged,
         IS_CAUSAL=causal,
         HAS_SOFTCAP=softcap is not None,
@@ -90,12 +101,16 @@ def _prefill_kernel(
     q: tl.tensor,
     k: tl.tensor,
     v: tl.tensor,
+    k_scales: tl.tensor,
+    v_scales: tl.tensor,
     query_start_loc: tl.tensor,
     seq_lens: tl.tensor,
     block_tables: tl.tensor,
     out: tl.tensor,
     q_stride: tl.tensor,
     kv_stride: tl.tensor,
+    block_stride: tl.tensor,
+    scale_stride: tl.tensor,
     out_stride: tl.tensor,
     table_stride: tl.tensor,
     scale: tl.tensor,
@@ -104,6 +119,7 @@ def _prefill_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     IS_PAGED: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -138,11 +154,12 @@ def _prefill_kernel(
         for start in range(lowest // BLOCK_N * BLOCK_N, end, BLOCK_N):
             positions = start + tl.arange(0, BLOCK_N)
             is_there = (positions >= lowest) & (positions < end)
-            slots = begin + positions
+            places = (begin + positions) * kv_stride + kv_head * HEAD_DIM
+            blocks = positions
             if IS_PAGED:
                 blocks = tl.load(block_tables + row * table_stride + positions // BLOCK_SIZE, mask=is_there, other=0)
-                slots = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-            places = slots * kv_stride + kv_head * HEAD_DIM
+                blocks = blocks.to(tl.int64)
+                places = blocks * block_stride + positions % BLOCK_SIZE * kv_stride + kv_head * HEAD_DIM
             is_loaded = is_there[:, None] & is_column[None, :]  # what lies beyond may be another request's NaN
             keys = tl.load(k + places[:, None] + columns[None, :], mask=is_loaded, other=0.0)
             values = tl.load(v + places[:, None] + columns[None, :], mask=is_loaded, other=0.0)
@@ -151,8 +168,14 @@ def _prefill_kernel(
                 is_seen = is_seen & (positions[None, :] <= own[:, None])
             if window > 0:
                 is_seen = is_seen & (positions[None, :] > own[:, None] - window)
-            score = scores(queries, tl.trans(keys.to(queries.dtype)), scale, softcap, HAS_SOFTCAP)
-            acc, highest, total = accumulate(acc, highest, total, score, is_seen, values.to(queries.dtype))
+            keys, values = as_floats(keys, queries.dtype), as_floats(values, queries.dtype)
+            key_scale, value_scale = scale, scale
+            if HAS_SCALES:
+                scale_places = blocks * scale_stride + positions % BLOCK_SIZE * (kv_stride // HEAD_DIM) + kv_head
+                key_scale = scale * tl.load(k_scales + scale_places, mask=is_there, other=0.0)[None, :]
+                value_scale = tl.load(v_scales + scale_places, mask=is_there, other=0.0)
+            score = scores(queries, tl.trans(keys), key_scale, softcap, HAS_SOFTCAP)
+            acc, highest, total = accumulate(acc, highest, total, score, is_seen, values, value_scale, HAS_SCALES)
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         target = out + tokens * out_stride + head * HEAD_DIM + columns[None, :]
         tl.store(target, result.to(out.dtype.element_ty), mask=is_query)

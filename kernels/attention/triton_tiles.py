@@ -18,7 +18,7 @@ __all__ = ["accumulate", "scores"]
 def scores(
     queries: tl.tensor, keys: tl.tensor, scale: tl.tensor, softcap: tl.tensor, HAS_SOFTCAP: tl.constexpr
 ) -> tl.tensor:
-    """float32 [M, N]. queries: [M, D], keys: [D, N].
+    """float32 [M, N]. queries: [M, D]; keys: [D, N]; scale: of all, or of each key, [1, N].
 
     float32 is not cut to tf32, but multiplied in three parts: exact enough to be compared with, and on tensor cores,
     where the plain product would not fit in registers.
@@ -31,15 +31,29 @@ def scores(
 
 @triton.jit
 def accumulate(
-    acc: tl.tensor, highest: tl.tensor, total: tl.tensor, score: tl.tensor, is_seen: tl.tensor, values: tl.tensor
+    acc: tl.tensor,
+    highest: tl.tensor,
+    total: tl.tensor,
+    score: tl.tensor,
+    is_seen: tl.tensor,
+    values: tl.tensor,
+    scales: tl.tensor,
+    HAS_SCALES: tl.constexpr,
 ) -> tl.tensor:
     """Take a tile in. acc: float32 [M, D]; highest, total: float32 [M]; score: [M, N]; is_seen: bool [M, N];
-    values: [N, D]. Returns the new acc, highest and total. A query that sees nothing of the tile keeps all three.
+    values: [N, D], each to be multiplied by its scale, float32 [N], if they have any. Returns the new acc, highest and
+    total. A query that sees nothing of the tile keeps all three.
     """
     score = tl.where(is_seen, score, float("-inf"))
     new_highest = tl.maximum(highest, tl.max(score, axis=1))
     reference = tl.where(new_highest == float("-inf"), 0.0, new_highest)  # -inf minus -inf is not a number
     weights = tl.exp(score - reference[:, None])
     kept = tl.exp(highest - reference)
-    acc = acc * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="tf32x3")
+    shares = weights
+    if HAS_SCALES:
+        if values.dtype == tl.float16:  # in which a small scale of a small weight would be lost
+            values = (values.to(tl.float32) * scales[:, None]).to(tl.float16)
+        else:
+            shares = weights * scales[None, :]
+    acc = acc * kept[:, None] + tl.dot(shares.to(values.dtype), values, input_precision="tf32x3")
     return acc, new_highest, total * kept + tl.sum(weights, axis=1)

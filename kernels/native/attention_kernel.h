@@ -14,22 +14,31 @@ namespace pe {
 namespace {
 
 constexpr int TILE = 64;  // keys worked on at a time
+constexpr int64_t LINE = 64;  // of a cache
+// Rows of a product at a time, with so many vectors for each that sums, right side and one of the left fit the registers.
 #if defined(__AVX512F__)
-constexpr int ROWS = 8;  // of a product at a time
+constexpr int ROWS = 8;
+constexpr int vectors_at_once(int rows) { return rows <= 4 ? 4 : 2; }
+#elif defined(__AVX2__)
+constexpr int ROWS = 6;
+constexpr int vectors_at_once(int rows) { return rows <= 2 ? 4 : 2; }
 #else
 constexpr int ROWS = 4;
+constexpr int vectors_at_once(int) { return 2; }
 #endif
 
 static_assert(ATTENTION_PARTITION % TILE == 0, "tiles do not cross partitions");
 
 // What the 32 bits of a unit hold on the right side of a product, and how LANES of them are multiplied with one of the
-// left side, which takes PACKED floats.
+// left side, which takes PACKED floats: one after the other, each with a part of the right side.
 
 struct FloatUnit {
     static constexpr int STEP = 1;  // neighbours (dimensions of a key, positions of a value) to a unit
     static constexpr int PACKED = 1;
+    static constexpr bool IS_FLOAT = true;
 
-    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) { return fma(splat(*a), bit_cast<f32v>(b), sum); }
+    PE_ALWAYS_INLINE static u32v part(u32v b, int) { return b; }
+    PE_ALWAYS_INLINE static f32v add(f32v sum, float a, u32v b) { return fma(splat(a), bit_cast<f32v>(b), sum); }
     PE_ALWAYS_INLINE static void pack(float* to, int64_t at, f32v values, int64_t left) {
         store_upto(to + at, values, left);
     }
@@ -39,9 +48,11 @@ struct FloatUnit {
 struct PairUnit {
     static constexpr int STEP = 2;
     static constexpr int PACKED = 1;
+    static constexpr bool IS_FLOAT = false;
 
-    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) {
-        return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(bit_cast<int32_t>(*a)), (__m512bh)b);
+    PE_ALWAYS_INLINE static u32v part(u32v b, int) { return b; }
+    PE_ALWAYS_INLINE static f32v add(f32v sum, float a, u32v b) {
+        return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(bit_cast<int32_t>(a)), (__m512bh)b);
     }
     PE_ALWAYS_INLINE static void pack(float* to, int64_t at, f32v values, int64_t left) {
         store_upto(reinterpret_cast<bf16*>(to) + at, values, left);
@@ -51,11 +62,10 @@ struct PairUnit {
 struct PairUnit {
     static constexpr int STEP = 2;
     static constexpr int PACKED = 2;
+    static constexpr bool IS_FLOAT = true;
 
-    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) {
-        const f32v first = bit_cast<f32v>(b << 16), second = bit_cast<f32v>(b & 0xffff0000u);
-        return fma(splat(a[1]), second, fma(splat(a[0]), first, sum));
-    }
+    PE_ALWAYS_INLINE static u32v part(u32v b, int i) { return i == 0 ? b << 16 : b & 0xffff0000u; }
+    PE_ALWAYS_INLINE static f32v add(f32v sum, float a, u32v b) { return fma(splat(a), bit_cast<f32v>(b), sum); }
     PE_ALWAYS_INLINE static void pack(float* to, int64_t at, f32v values, int64_t left) {
         store_upto(to + at, values, left);
     }
@@ -66,11 +76,13 @@ struct PairUnit {
 // are integers in the lanes of a float vector, exact and alike whatever the instruction set.
 struct ByteUnit {
     static constexpr int STEP = 4;
+    static constexpr bool IS_FLOAT = false;
 #if defined(__AVX512VNNI__)
     static constexpr int PACKED = 1;
 
-    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) {
-        const __m512i four = _mm512_set1_epi32(bit_cast<int32_t>(*a));
+    PE_ALWAYS_INLINE static u32v part(u32v b, int) { return b; }
+    PE_ALWAYS_INLINE static f32v add(f32v sum, float a, u32v b) {
+        const __m512i four = _mm512_set1_epi32(bit_cast<int32_t>(a));
         return bit_cast<f32v>(_mm512_dpbusd_epi32(bit_cast<__m512i>(sum), bit_cast<__m512i>(b), four));
     }
     PE_ALWAYS_INLINE static void put(float* to, int64_t i, int32_t q) {
@@ -79,12 +91,12 @@ struct ByteUnit {
 #elif defined(__AVX2__)
     static constexpr int PACKED = 2;  // pairs of 16 bits: dimensions 0 and 2, 1 and 3
 
-    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) {
-        const __m256i even = bit_cast<__m256i>(b & 0x00ff00ffu), odd = _mm256_srli_epi16(bit_cast<__m256i>(b), 8);
-        __m256i total = bit_cast<__m256i>(sum);
-        total = _mm256_add_epi32(total, _mm256_madd_epi16(even, _mm256_set1_epi32(bit_cast<int32_t>(a[0]))));
-        total = _mm256_add_epi32(total, _mm256_madd_epi16(odd, _mm256_set1_epi32(bit_cast<int32_t>(a[1]))));
-        return bit_cast<f32v>(total);
+    PE_ALWAYS_INLINE static u32v part(u32v b, int i) {
+        return i == 0 ? b & 0x00ff00ffu : bit_cast<u32v>(_mm256_srli_epi16(bit_cast<__m256i>(b), 8));
+    }
+    PE_ALWAYS_INLINE static f32v add(f32v sum, float a, u32v b) {
+        const __m256i pair = _mm256_set1_epi32(bit_cast<int32_t>(a));
+        return bit_cast<f32v>(_mm256_add_epi32(bit_cast<__m256i>(sum), _mm256_madd_epi16(bit_cast<__m256i>(b), pair)));
     }
     PE_ALWAYS_INLINE static void put(float* to, int64_t i, int32_t q) {
         reinterpret_cast<int16_t*>(to)[i / 4 * 4 + i % 2 * 2 + i % 4 / 2] = static_cast<int16_t>(q);
@@ -92,11 +104,9 @@ struct ByteUnit {
 #else
     static constexpr int PACKED = 4;
 
-    PE_ALWAYS_INLINE static f32v dot(f32v sum, const float* a, u32v b) {
-        i32v total = bit_cast<i32v>(sum);
-        for (int i = 0; i < 4; ++i)
-            total += bit_cast<i32v>((b >> (8 * i)) & 0xffu) * bit_cast<int32_t>(a[i]);
-        return bit_cast<f32v>(total);
+    PE_ALWAYS_INLINE static u32v part(u32v b, int i) { return (b >> (8 * i)) & 0xffu; }
+    PE_ALWAYS_INLINE static f32v add(f32v sum, float a, u32v b) {
+        return bit_cast<f32v>(bit_cast<i32v>(sum) + bit_cast<i32v>(b) * bit_cast<int32_t>(a));
     }
     PE_ALWAYS_INLINE static void put(float* to, int64_t i, int32_t q) { to[i] = bit_cast<float>(q); }
 #endif
@@ -139,30 +149,93 @@ PE_ALWAYS_INLINE u32v kept(u32v units) {
     return units;
 }
 
+// Lines of memory that are needed soon: asked for one by one between products, which goes on while they come. All at once
+// they would fill what keeps track of lines on their way, and whatever is loaded next would wait for them.
+class LinesAhead {
+  public:
+    void clear() {
+        left_ = 0;
+        next_ = count_ = 0;
+    }
+
+    // `count` lines, `stride` bytes apart.
+    void add(const void* first, int64_t stride, int64_t count) {
+        pieces_[count_++] = {static_cast<const char*>(first), stride, count};
+    }
+
+    PE_ALWAYS_INLINE void ask() {
+        if (left_ == 0) {
+            if (next_ == count_) return;
+            at_ = pieces_[next_].first;
+            left_ = pieces_[next_].count;
+            stride_ = pieces_[next_++].stride;
+        }
+        __builtin_prefetch(at_, 0, 3);
+        at_ += stride_;
+        --left_;
+    }
+
+  private:
+    struct Piece {
+        const char* first;
+        int64_t stride;
+        int64_t count;
+    };
+    const char* at_;
+    int64_t left_ = 0, stride_, next_ = 0, count_ = 0;
+    Piece pieces_[TILE + 2 * TILE / LANES];  // rows of values, and keys by the vector
+};
+
+// sums[v] += the float at `a` x b[v], for two vectors.
+template <typename Unit>
+PE_ALWAYS_INLINE void add_two(f32v& sum0, f32v& sum1, const float* a, u32v b0, u32v b1) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if constexpr (Unit::IS_FLOAT) {  // in place of intrinsics, whose sums GCC 12 moves between registers and memory
+        f32v all, one = sum0, two = sum1;
+        asm("vbroadcastss %5, %2\n\tvfmadd231ps %2, %3, %0\n\tvfmadd231ps %2, %4, %1"
+            : "+x"(one), "+x"(two), "=&x"(all)
+            : "x"(b0), "x"(b1), "m"(*a));
+        sum0 = one;
+        sum1 = two;
+        return;
+    }
+#endif
+    sum0 = Unit::add(sum0, *a, b0);
+    sum1 = Unit::add(sum1, *a, b1);
+}
+
 // c[r][v] = c[r][v] * factors[r] (0 without factors) + sum over k < depth of a[r][k] x right(k, v), where c[r][v] is the
 // v-th vector of row r and right(k, v) one of units.
 template <typename Unit, int NUM_ROWS, int NUM_VECTORS, typename Right>
 PE_ALWAYS_INLINE void multiply(const float* a, int64_t a_stride, int64_t depth, const Right& right, float* c,
-                               int64_t c_stride, const float* factors) {
+                               int64_t c_stride, const float* factors, LinesAhead& ahead) {
     f32v sums[NUM_ROWS][NUM_VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < NUM_ROWS; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < NUM_VECTORS; ++v)
             sums[r][v] = factors == nullptr ? f32v{} : load(c + r * c_stride + v * LANES) * factors[r];
-    for (int64_t k = 0; k < depth; ++k) {
-        // Variables, not an array, which the compiler would keep in memory.
-        const u32v b0 = kept(right(k, 0));
-        const u32v b1 = NUM_VECTORS > 1 ? kept(right(k, 1)) : b0;
-        const u32v b2 = NUM_VECTORS > 2 ? kept(right(k, 2)) : b0;
-        const u32v b3 = NUM_VECTORS > 3 ? kept(right(k, 3)) : b0;
+    const float* other = a + NUM_ROWS / 2 * a_stride;  // so that the rows' places are at most two strides away
+    for (int64_t k = 0; k < depth; ++k, a += Unit::PACKED, other += Unit::PACKED) {
+        for (int64_t line = 0; line < NUM_VECTORS * LANES * 4; line += LINE) ahead.ask();  // as many as are read here
+        a = hide(a);
+        other = hide(other);
+#pragma GCC unroll 4
+        for (int i = 0; i < Unit::PACKED; ++i) {
+            u32v b[NUM_VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < NUM_VECTORS; ++v) b[v] = kept(Unit::part(right(k, v), i));
 #pragma GCC unroll 8
-        for (int r = 0; r < NUM_ROWS; ++r) {
-            const float* const left = a + r * a_stride + k * Unit::PACKED;
-            sums[r][0] = Unit::dot(sums[r][0], left, b0);
-            if constexpr (NUM_VECTORS > 1) sums[r][1] = Unit::dot(sums[r][1], left, b1);
-            if constexpr (NUM_VECTORS > 2) sums[r][2] = Unit::dot(sums[r][2], left, b2);
-            if constexpr (NUM_VECTORS > 3) sums[r][3] = Unit::dot(sums[r][3], left, b3);
+            for (int r = 0; r < NUM_ROWS; ++r) {
+                const float* const left = (r < NUM_ROWS / 2 ? a + r * a_stride : other + (r - NUM_ROWS / 2) * a_stride) + i;
+                if constexpr (NUM_VECTORS == 1) {
+                    sums[r][0] = Unit::add(sums[r][0], *left, b[0]);
+                } else {
+#pragma GCC unroll 4
+                    for (int v = 0; v + 1 < NUM_VECTORS; v += 2)
+                        add_two<Unit>(sums[r][v], sums[r][v + 1], left, b[v], b[v + 1]);
+                }
+            }
         }
     }
 #pragma GCC unroll 8
@@ -262,13 +335,16 @@ class ItemWorker {
 
     // Keys first_key .. first_key + count, which lie in one partition.
     void sum_tile(int64_t first_key, int64_t count, States states) {
+        ahead_.clear();
         find_keys(first_key, count);
         if constexpr (Cache::HAS_SCALES) {
             find_key_scales(first_key, count);
             widen_values(first_key, count);
+            fetch_next_keys(first_key, count);
         } else {
             find_values(first_key, count);
             fetch_values(count);
+            fetch_next_keys(first_key, count);
         }
         for (int64_t row = 0; row < item_.num_rows; row += ROWS) {
             switch (least(ROWS, item_.num_rows - row)) {
@@ -276,9 +352,11 @@ class ItemWorker {
                 case 2: sum_rows<2>(row, first_key, count, states); break;
                 case 3: sum_rows<3>(row, first_key, count, states); break;
                 case 4: sum_rows<4>(row, first_key, count, states); break;
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
                 case 5: sum_rows<5>(row, first_key, count, states); break;
                 case 6: sum_rows<6>(row, first_key, count, states); break;
+#endif
+#if defined(__AVX512F__)
                 case 7: sum_rows<7>(row, first_key, count, states); break;
                 case 8: sum_rows<8>(row, first_key, count, states); break;
 #endif
@@ -384,13 +462,12 @@ class ItemWorker {
     }
 
     // Asks for the tile's values, which are needed once the scores are there.
-    void fetch_values(int64_t count) const {
-        for (int64_t i = 0; i < count / Values::STEP; ++i)
-            for (int64_t d = 0; d < args_.head_dim; d += 16) __builtin_prefetch(value_rows_[i] + d, 0, 2);
+    void fetch_values(int64_t count) {
+        for (int64_t i = 0; i < count / Values::STEP; ++i) ahead_.add(value_rows_[i], LINE, ceil_div(args_.head_dim * 4, LINE));
     }
 
     // Asks for the keys of the next tile, or of the next head's first.
-    void fetch_next_keys(int64_t first_key, int64_t count) const {
+    void fetch_next_keys(int64_t first_key, int64_t count) {
         int64_t key = first_key + count, head = item_.kv_head, left = item_.keys_end - key;
         if (left <= 0) {
             key = item_.keys_begin / TILE * TILE;
@@ -403,9 +480,10 @@ class ItemWorker {
             if constexpr (Cache::HAS_SCALES) {  // the values of this head are read before its scores
                 const uint32_t* const values = head_of_block(args_.values, key / args_.block_size, head) +
                                                key % args_.block_size * args_.head_dim / 4;
-                for (int64_t i = 0; i < LANES * args_.head_dim / 4; i += 16) __builtin_prefetch(values + i, 0, 2);
+                ahead_.add(values, LINE, ceil_div(LANES * args_.head_dim, LINE));
             }
-            for (int64_t unit = 0; unit < sizes_.key_units; ++unit) __builtin_prefetch(at + unit * args_.block_size, 0, 2);
+            if (reinterpret_cast<uintptr_t>(at) % LINE != 0 && key % args_.block_size != 0) continue;  // another vector's line
+            ahead_.add(at, args_.block_size * sizeof *at, sizes_.key_units);
         }
     }
 
@@ -439,7 +517,7 @@ class ItemWorker {
             multiply<Keys, NUM_ROWS, vectors.COUNT>(
                 queries, sizes_.key_units * Keys::PACKED, sizes_.key_units,
                 [&](int64_t k, int64_t v) { return load_units(keys[v] + k * key_stride); },
-                scores + first * LANES, TILE, nullptr);
+                scores + first * LANES, TILE, nullptr, ahead_);
         });
         if constexpr (Cache::HAS_SCALES) scale_scores<NUM_ROWS>(scores, row, begin, end);
         if (rows_begin_[row + NUM_ROWS - 1] <= first_key && rows_end_[row] >= first_key + TILE)
@@ -450,7 +528,6 @@ class ItemWorker {
                 factors[r] = take_scores(scores + r * TILE, probabilities + r * PROBABILITIES, begin, end,
                                          rows_begin_[row + r] - first_key, rows_end_[row + r] - first_key,
                                          states.highest[row + r], states.sums + (row + r) * sizes_.state_stride);
-        if (row == 0) fetch_next_keys(first_key, count);
         float* const sums = states.sums + row * sizes_.state_stride + LANES;
         if (sizes_.is_whole_dim)
             add_values<NUM_ROWS, true>(probabilities, begin / Values::STEP, ceil_div(end, Values::STEP), factors, sums);
@@ -461,7 +538,7 @@ class ItemWorker {
     // sums = sums * factors + probabilities x values, over value units first .. end.
     template <int NUM_ROWS, bool IS_WHOLE_DIM>
     PE_ALWAYS_INLINE void add_values(const float* probabilities, int64_t first, int64_t end, const float* factors,
-                                     float* sums) const {
+                                     float* sums) {
         const uint32_t* const* const rows = value_rows_ + first;
         for_vectors<NUM_ROWS>(0, sizes_.padded_dim / LANES, [&](auto vectors, int64_t vector) {
             multiply<Values, NUM_ROWS, vectors.COUNT>(
@@ -472,7 +549,7 @@ class ItemWorker {
                     return bit_cast<u32v>(load_upto(reinterpret_cast<const float*>(from),
                                                     args_.head_dim - (vector + v) * LANES));
                 },
-                sums + vector * LANES, sizes_.state_stride, factors);
+                sums + vector * LANES, sizes_.state_stride, factors, ahead_);
         });
     }
 
@@ -484,7 +561,7 @@ class ItemWorker {
     // Calls multiply_some(number of vectors, the first) for vectors first .. end, several at a time.
     template <int NUM_ROWS, typename MultiplySome>
     PE_ALWAYS_INLINE static void for_vectors(int64_t first, int64_t end, const MultiplySome& multiply_some) {
-        constexpr int AT_ONCE = NUM_ROWS <= 4 && ROWS > 4 ? 4 : 2;
+        constexpr int AT_ONCE = vectors_at_once(NUM_ROWS);
         for (; first + AT_ONCE <= end; first += AT_ONCE) multiply_some(Vectors<AT_ONCE>{}, first);
         for (; first < end; ++first) multiply_some(Vectors<1>{}, first);
     }
@@ -568,6 +645,7 @@ class ItemWorker {
     float query_scales_[Cache::HAS_SCALES ? MAX_ROWS : 1];  // of each row, where keys have scales
     int32_t query_offsets_[Cache::HAS_SCALES ? MAX_ROWS : 1];
     // Of the tile.
+    LinesAhead ahead_;
     alignas(64) float key_scales_[Cache::HAS_SCALES ? TILE : 1];
     const uint32_t* key_vectors_[KEY_VECTORS];
     int64_t key_stride_;

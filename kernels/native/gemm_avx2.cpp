@@ -3,6 +3,7 @@
 #include "gemm_kernels.h"
 #include "gemm_scalar.h"
 #include "quantize_avx2.h"
+#include "scratch.h"
 #include "vector.h"
 
 #define PE_INLINE static inline __attribute__((always_inline))
@@ -15,11 +16,14 @@ namespace {
 
 constexpr int INT8_ROWS = 5;
 constexpr int INT4_ROWS = 4;
+constexpr int SPREAD4_ROWS = 5;               // without what takes two values from a byte, one row more fits
+constexpr int64_t SPREAD4_FROM_ROWS = 12;     // that many rows pay for writing a panel's values to bytes of their own
 constexpr int BF16_ROWS = 6;
 constexpr int WIDTH = 8;                      // floats or 32-bit integers to a vector
 constexpr int PANEL_VECTORS = PANEL / WIDTH;
 constexpr int64_t BF16_CHUNK = 512;           // k whose activations are widened at a time, and stay in the first-level cache
 constexpr int64_t MOST_GROUP = 512;
+constexpr int64_t AHEAD = 2048;               // bytes of weights between what one row meets and what it asks memory for
 constexpr int32_t INT4_GROUP = 32;            // 32 products of 15 and 127, two to a sum, fit in 16 bits
 
 PE_INLINE __m256 load_half(const uint16_t* from) {
@@ -64,6 +68,14 @@ PE_INLINE void add_bytes(__m256i (&sums)[VECTORS], const __m256i (&b)[VECTORS], 
     __m256i all, product;
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; v += 2) PE_ADD_PRODUCTS("vpmaddubsw", "vpaddw");
+}
+
+// One row reads each weight once, in order, through all panels, faster than the processor by itself asks for what follows.
+template <int ROWS>
+PE_INLINE void ask_ahead(const uint8_t* at) {
+    if (ROWS > 1) return;
+    _mm_prefetch(at + AHEAD, _MM_HINT_T0);
+    _mm_prefetch(at + AHEAD + 64, _MM_HINT_T0);
 }
 
 PE_INLINE __m256 silu_ps(__m256 x) {
@@ -133,6 +145,7 @@ struct RowsOf {
 template <int ROWS, int VECTORS, int OFFSET_SHIFT>
 PE_INLINE void add_sums(const IntPanel w, const RowsOf x, int64_t group, int64_t first, bool has_mins,
                         const __m256i (&sums)[ROWS][VECTORS], float* y) {
+    y = hide(y + first);
     __m256 scales[VECTORS], mins[VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) {
@@ -150,7 +163,7 @@ PE_INLINE void add_sums(const IntPanel w, const RowsOf x, int64_t group, int64_t
             const __m256i sum = OFFSET_SHIFT > 0 ? _mm256_add_epi32(sums[r][v], offset) : sums[r][v];
             __m256 part = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scales[v]);
             if (has_mins) part = _mm256_fnmadd_ps(mins[v], _mm256_cvtepi32_ps(minus_sum), part);
-            float* const out = y + r * PANEL + first + v * WIDTH;
+            float* const out = y + r * PANEL + v * WIDTH;
             _mm256_storeu_ps(out, _mm256_fmadd_ps(part, scale, _mm256_loadu_ps(out)));
         }
     }
@@ -206,6 +219,7 @@ struct Int8Group {
             const int64_t pair = k / 32 * 32 + k % 32 / 2;
 #pragma GCC unroll 4
             for (int step = 0; step < 4; ++step, at += 4 * PANEL) {
+                ask_ahead<ROWS>(at);
                 __m256i b[VECTORS];
 #pragma GCC unroll 4
                 for (int v = 0; v < VECTORS; ++v) b[v] = _mm256_and_si256(load_bytes(at + 32 * v), low_bytes);
@@ -225,10 +239,11 @@ struct Int8Group {
     }
 };
 
-// INT4 in groups of 32: products of bytes, added up in 16 bits until the group ends.
-template <int ROWS, bool HAS_MINS>
+// INT4 in groups of 32: products of bytes, added up in 16 bits until the group ends. Two values lie in a byte, or are spread
+// to one each, in the order of INT8.
+template <int ROWS, bool HAS_MINS, bool IS_SPREAD>
 struct Int4Group {
-    static constexpr int MOST_ROWS = INT4_ROWS;
+    static constexpr int MOST_ROWS = IS_SPREAD ? SPREAD4_ROWS : INT4_ROWS;
 
     static int64_t groups_at_once(const IntPanel& w) { return w.inputs / INT4_GROUP; }
 
@@ -236,22 +251,17 @@ struct Int4Group {
 
     template <int VECTORS>
     PE_ALWAYS_INLINE void add(const IntPanel w, const RowsOf x, int64_t group, int64_t first, float* y) const {
-        const __m256i nibbles = _mm256_set1_epi8(15);
-        const uint8_t* const at = w.values + group * (INT4_GROUP * PANEL / 2) + 4 * first;
-        const int8_t* const a = x.values + group * INT4_GROUP;
+        constexpr int64_t GROUP_BYTES = INT4_GROUP * PANEL / (IS_SPREAD ? 1 : 2);
+        const uint8_t* const at = hide(w.values + group * GROUP_BYTES + 4 * first);
+        const int8_t* a[ROWS];
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) a[r] = hide(x.values + r * x.inputs + group * INT4_GROUP);
         __m256i sums[ROWS][VECTORS];
         clear(sums);
-#pragma GCC unroll 4
-        for (int step = 0; step < INT4_GROUP / 8; ++step) {
-            __m256i b[VECTORS];
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) b[v] = _mm256_and_si256(load_bytes(at + step * 4 * PANEL + 32 * v), nibbles);
-            multiply(sums, b, a + 8 * step, x.inputs);
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v)
-                b[v] = _mm256_and_si256(_mm256_srli_epi16(load_bytes(at + step * 4 * PANEL + 32 * v), 4), nibbles);
-            multiply(sums, b, a + 8 * step + 4, x.inputs);
-        }
+        if (IS_SPREAD)
+            add_spread(sums, at, a);
+        else
+            add_packed(sums, at, a);
         const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r)
@@ -261,17 +271,59 @@ struct Int4Group {
     }
 
     template <int VECTORS>
-    PE_ALWAYS_INLINE static void multiply(__m256i (&sums)[ROWS][VECTORS], const __m256i (&b)[VECTORS], const int8_t* a,
-                                          int64_t inputs) {
+    PE_ALWAYS_INLINE static void add_packed(__m256i (&sums)[ROWS][VECTORS], const uint8_t* at, const int8_t* const (&a)[ROWS]) {
+        const __m256i nibbles = _mm256_set1_epi8(15);
+#pragma GCC unroll 4
+        for (int step = 0; step < INT4_GROUP / 8; ++step) {
+            ask_ahead<ROWS>(at + step * 4 * PANEL);
+            __m256i b[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) b[v] = _mm256_and_si256(load_bytes(at + step * 4 * PANEL + 32 * v), nibbles);
+            multiply(sums, b, a, 8 * step);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v)
+                b[v] = _mm256_and_si256(_mm256_srli_epi16(load_bytes(at + step * 4 * PANEL + 32 * v), 4), nibbles);
+            multiply(sums, b, a, 8 * step + 4);
+        }
+    }
+
+    template <int VECTORS>
+    PE_ALWAYS_INLINE static void add_spread(__m256i (&sums)[ROWS][VECTORS], const uint8_t* at, const int8_t* const (&a)[ROWS]) {
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) add_bytes(sums[r], b, a + r * inputs);
+        for (int step = 0; step < INT4_GROUP / 4; ++step) {
+            __m256i b[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; ++v) b[v] = load_bytes(at + step * 4 * PANEL + 32 * v);
+            multiply(sums, b, a, 4 * step);
+        }
+    }
+
+    template <int VECTORS>
+    PE_ALWAYS_INLINE static void multiply(__m256i (&sums)[ROWS][VECTORS], const __m256i (&b)[VECTORS],
+                                          const int8_t* const (&a)[ROWS], int64_t k) {
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) add_bytes(sums[r], b, a[r] + k);
     }
 };
 
-template <int ROWS>
-using Int4SymmetricGroup = Int4Group<ROWS, false>;
-template <int ROWS>
-using Int4MinsGroup = Int4Group<ROWS, true>;
+template <bool HAS_MINS, bool IS_SPREAD>
+struct Int4 {
+    template <int ROWS>
+    using Group = Int4Group<ROWS, HAS_MINS, IS_SPREAD>;
+};
+
+// Writes the values of an INT4 panel to bytes, in the order of INT8.
+void spread4(const uint8_t* panel, int64_t inputs, uint8_t* bytes) {
+    const __m256i nibbles = _mm256_set1_epi8(15);
+    for (int64_t k = 0; k < inputs; k += 8, panel += 4 * PANEL, bytes += 8 * PANEL) {
+        for (int64_t i = 0; i < 4 * PANEL; i += 32) {
+            const __m256i both = load_bytes(panel + i);
+            _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + i), _mm256_and_si256(both, nibbles));
+            _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + 4 * PANEL + i),
+                               _mm256_and_si256(_mm256_srli_epi16(both, 4), nibbles));
+        }
+    }
+}
 
 // Adds one group of ROWS rows to y [ROWS][32].
 template <int ROWS, typename Groups>
@@ -346,12 +398,24 @@ void int_rows(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t out
     });
 }
 
+template <bool IS_SPREAD>
+void int4_rows(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs, const Epilogue& e) {
+    return w.mins ? int_rows<Int4<true, IS_SPREAD>::template Group>(w, x, rows, output, outputs, e)
+                  : int_rows<Int4<false, IS_SPREAD>::template Group>(w, x, rows, output, outputs, e);
+}
+
+void int4_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs, const Epilogue& e) {
+    if (rows.size() < SPREAD4_FROM_ROWS) return int4_rows<false>(w, x, rows, output, outputs, e);
+    uint8_t* const bytes = thread_scratch(PANEL * w.inputs);
+    spread4(w.values, w.inputs, bytes);
+    IntPanel spread = w;
+    spread.values = bytes;
+    int4_rows<true>(spread, x, rows, output, outputs, e);
+}
+
 void int_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs,
                const Epilogue& e, NextPanel next) {
-    if (w.packed4) {
-        return w.mins ? int_rows<Int4MinsGroup>(w, x, rows, output, outputs, e)
-                      : int_rows<Int4SymmetricGroup>(w, x, rows, output, outputs, e);
-    }
+    if (w.packed4) return int4_block(w, x, rows, output, outputs, e);
     if (w.group > MOST_GROUP) return kernels_portable.int_block(w, x, rows, output, outputs, e, next);
     int_rows<Int8Group>(w, x, rows, output, outputs, e);
 }
@@ -368,6 +432,7 @@ PE_INLINE void bf16_chunk(const uint8_t* at, int64_t count, const float (&a)[ROW
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; ++v) sums[r][v] = _mm256_loadu_ps(y + r * PANEL + v * WIDTH);
     for (int64_t k = 0; k < count; k += 2, at += 4 * PANEL) {
+        ask_ahead<ROWS>(at);
         __m256 b[VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; ++v) b[v] = _mm256_castsi256_ps(_mm256_slli_epi32(load_bytes(at + 32 * v), 16));

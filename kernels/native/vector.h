@@ -50,6 +50,13 @@ PE_ALWAYS_INLINE To bit_cast(From from) {
     return to;
 }
 
+// The same address, of which the compiler knows nothing: it keeps this one in a register, and no pointer for each access.
+template <typename T>
+PE_ALWAYS_INLINE T* hide(T* at) {
+    asm("" : "+r"(at));
+    return at;
+}
+
 PE_ALWAYS_INLINE f32v splat(float value) { return value - f32v{}; }
 PE_ALWAYS_INLINE i32v splat_int(int32_t value) { return value - i32v{}; }
 

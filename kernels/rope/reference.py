@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from procengine.kernels.kv_cache.quantized import KVCache
 from procengine.kernels.kv_cache.reference import write_kv
 
 __all__ = ["apply_rope", "rope_and_write_kv"]
@@ -31,8 +32,8 @@ def rope_and_write_kv(
     cos: Tensor,
     sin: Tensor,
     positions: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: KVCache,
+    v_cache: KVCache,
     slot_mapping: Tensor,
 ) -> Tensor:
     """The rotated queries, [T, H, D]; rotated keys, and values, are stored at their slots (`write_kv`)."""

@@ -104,7 +104,7 @@ def _in_layer(model: LoadableDecoder, index: int, layer: DecoderLayer) -> Iterat
 
 @contextmanager
 def _progress_bar(total: int, progress: bool) -> Iterator[tqdm]:
-    from tqdm import tqdm  # not where a model is made that is not read: scripts/gpu_check may have torch alone
+    from tqdm import tqdm  # not where this module is imported: scripts/gpu_check reads weights where there is none
 
     with tqdm(total=total, desc="Loading weights", unit="", unit_scale=True, disable=not progress) as bar:
         yield bar

@@ -15,7 +15,7 @@ from gpu_checks.machine import Machine
 from gpu_checks.models import BLOCK_SIZE
 from gpu_checks.timeline import Interval, Timeline, timeline
 
-from procengine.config import ModelConfig
+from procengine.config import KVCacheDType, ModelConfig
 from procengine.models.decoder import Decoder
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.torch_executor import TorchModel
@@ -53,12 +53,21 @@ class DecodeRun:
         self._prompt_len = 64 if machine.is_cuda else 5
         self._warm, self._timed = (16, 48) if machine.is_cuda else (3, 4)
 
-    def measure(self, batch: int, depth: int, decode_steps: int, *, with_graphs: bool = True) -> DecodeFigures:
+    def measure(
+        self,
+        batch: int,
+        depth: int,
+        decode_steps: int,
+        *,
+        with_graphs: bool = True,
+        kv_dtype: KVCacheDType | None = None,
+    ) -> DecodeFigures:
         """Prompts first, then some passes for the window in flight, then those that count: once by the clock, once
-        traced."""
+        traced. `kv_dtype`: by default the model's."""
         # Whole messages of several passes: a window must not begin within one.
         warm, timed = (-(-count // decode_steps) * decode_steps for count in (self._warm, self._timed))
-        engine = self._open(batch, depth, decode_steps, 3 * (warm + timed), (batch,) if with_graphs else ())
+        graph_sizes = (batch,) if with_graphs else ()
+        engine = self._open(batch, depth, decode_steps, 3 * (warm + timed), graph_sizes, kv_dtype)
         while engine.num_decoding < batch:
             engine.advance()
         self._pass(engine, warm)
@@ -102,7 +111,15 @@ class DecodeRun:
         engine.run()
         return None
 
-    def _open(self, batch: int, depth: int, decode_steps: int, max_tokens: int, graph_sizes: tuple[int, ...]) -> Engine:
+    def _open(
+        self,
+        batch: int,
+        depth: int,
+        decode_steps: int,
+        max_tokens: int,
+        graph_sizes: tuple[int, ...],
+        kv_dtype: KVCacheDType | None = None,
+    ) -> Engine:
         length = self._prompt_len + max_tokens
         limits = SchedulerLimits(
             max_num_seqs=batch,
@@ -113,9 +130,8 @@ class DecodeRun:
             enable_prefix_caching=False,
             decode_steps=decode_steps,
         )
-        engine = Engine(
-            self._config, TorchModel(self._model, graph_sizes), limits, depth=depth, kv_dtype=self._kv_dtype
-        )
+        model = TorchModel(self._model, graph_sizes)
+        engine = Engine(self._config, model, limits, depth=depth, kv_dtype=kv_dtype or self._kv_dtype)
         prompts = np.random.default_rng(3).integers(0, self._config.vocab_size, (batch, self._prompt_len))
         for prompt in prompts.tolist():
             engine.add(prompt, max_tokens)

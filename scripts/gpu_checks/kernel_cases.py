@@ -6,6 +6,7 @@ Owns: the inputs, and the bytes that each must move. Never does: measure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -19,6 +20,7 @@ from procengine.kernels.attention import triton as attention
 from procengine.kernels.attention.metadata import AttentionMetadata
 from procengine.kernels.kv_cache import reference as kv_cache_reference
 from procengine.kernels.kv_cache import triton as kv_cache
+from procengine.kernels.kv_cache.quantized import KVCache, QuantizedCache, QuantizedKind, open_cache
 from procengine.kernels.logits import reference as logits_reference
 from procengine.kernels.logits import triton as logits_kernels
 from procengine.kernels.norm import reference as norm_reference
@@ -34,6 +36,7 @@ from procengine.kernels.sampling.triton_logprobs import gather_logprobs as trito
 
 __all__ = ["kernel_cases"]
 
+_MAY_ROUND_OTHERWISE = 1e-3  # of the numbers of 8 bits: those halfway between two, but for a bit, and zeros
 _ALL = SamplingFeatures.RANDOM | SamplingFeatures.TOP_K | SamplingFeatures.TOP_P | SamplingFeatures.MIN_P
 
 
@@ -58,6 +61,27 @@ def kernel_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Iter
     yield make.logprobs
     yield make.penalties
     yield make.bitmask
+    if dtype == (torch.bfloat16 if device.type == "cuda" else torch.float32):  # once: they are many to compile
+        for kind in make.cache_kinds():
+            yield partial(make.rope_and_write_kv, kind)
+            yield partial(make.write_kv, kind)
+            yield partial(make.decode_attention, "decode", sizes.rows, sizes.context, kind=kind)
+            yield partial(make.decode_attention, "decode, 1 row", 1, 4 * sizes.context, kind=kind)
+            yield partial(make.chunked_attention, kind)
+
+
+def _parts(cache: KVCache) -> tuple[Tensor, ...]:
+    """To be compared; numbers of 8 bits as integers."""
+    return (cache.numbers.view(torch.int8), cache.scales) if isinstance(cache, QuantizedCache) else (cache,)
+
+
+def _exact(cache: KVCache) -> KVCache:
+    """For a reference that computes in float32."""
+    return cache if isinstance(cache, QuantizedCache) else cache.float()
+
+
+def _of_cache(kind: QuantizedKind | None) -> str:
+    return "" if kind is None else f", {kind} cache"
 
 
 class _Cases:
@@ -120,9 +144,22 @@ class _Cases:
         cos, sin = (torch.from_numpy(one).to(self._device) for one in (table.cos, table.sin))
         return cos, sin, torch.arange(self._sizes.prompt, dtype=torch.int32, device=self._device)
 
-    def _caches(self, num_blocks: int, count: int) -> list[Tensor]:
-        shape = (num_blocks, self._sizes.block_size, self._sizes.kv_heads, self._sizes.head_dim)
-        return [torch.zeros(shape, dtype=self._dtype, device=self._device) for _ in range(count)]
+    def cache_kinds(self) -> tuple[QuantizedKind, ...]:
+        """Caches of 8 bits that Triton has here."""
+        has_fp8 = self._device.type == "cpu" or torch.cuda.get_device_capability(self._device) >= (8, 9)
+        return ("int8", "fp8") if has_fp8 else ("int8",)
+
+    def _caches(self, num_blocks: int, count: int, kind: QuantizedKind | None = None) -> list[KVCache]:
+        shape = (num_blocks, self._sizes.block_size, self._sizes.kv_heads)
+        if kind is None:
+            size = (*shape, self._sizes.head_dim)
+            return [torch.zeros(size, dtype=self._dtype, device=self._device) for _ in range(count)]
+        size = (*shape, self._sizes.head_dim + 4)
+        return [open_cache(torch.zeros(size, dtype=torch.int8, device=self._device), kind) for _ in range(count)]
+
+    def _kv_bytes(self, kind: QuantizedKind | None) -> float:
+        """Of one number of a key or value, its share of a scale included."""
+        return self._item if kind is None else 1 + 4 / self._sizes.head_dim
 
     def _slots(self, num_blocks: int) -> Tensor:
         places = torch.randperm(num_blocks * self._sizes.block_size, generator=self._generator, device=self._device)
@@ -138,7 +175,7 @@ class _Cases:
             2 * self._eps,
         )
 
-    def rope_and_write_kv(self) -> KernelCase:
+    def rope_and_write_kv(self, kind: QuantizedKind | None = None) -> KernelCase:
         (q, k, v), (cos, sin, positions) = self._heads(), self._rotary()
         num_blocks = 2 * self._sizes.prompt // self._sizes.block_size
         keys, values, other_keys, other_values = self._caches(num_blocks, 4)
@@ -146,17 +183,18 @@ class _Cases:
 
         def run() -> tuple[Tensor, ...]:
             rotated = rope.rope_and_write_kv(q, k, v, cos, sin, positions, keys, values, slots)
-            return rotated, keys, values
+            return rotated, *_parts(keys), *_parts(values)
 
         def reference() -> tuple[Tensor, ...]:
             rotated, rotated_k = rope_reference.apply_rope(q, k, cos, sin, positions)
             kv_cache_reference.write_kv(rotated_k, v, other_keys, other_values, slots)
-            return rotated, other_keys, other_values
+            return rotated, *_parts(other_keys), *_parts(other_values)
 
-        num_bytes = 2 * (q.numel() + 2 * k.numel()) * self._item
-        return KernelCase("rope_and_write_kv", run, reference, num_bytes, 2 * self._eps)
+        num_bytes = int(2 * (q.numel() + k.numel()) * self._item + 2 * k.numel() * self._kv_bytes(kind))
+        name = f"rope_and_write_kv{_of_cache(kind)}"
+        return KernelCase(name, run, reference, num_bytes, 2 * self._eps, may_differ=_MAY_ROUND_OTHERWISE)
 
-    def write_kv(self) -> KernelCase:
+    def write_kv(self, kind: QuantizedKind | None = None) -> KernelCase:
         _, k, v = self._heads()
         num_blocks = 2 * self._sizes.prompt // self._sizes.block_size
         keys, values, other_keys, other_values = self._caches(num_blocks, 4)
@@ -164,13 +202,16 @@ class _Cases:
 
         def run() -> tuple[Tensor, ...]:
             kv_cache.write_kv(k, v, keys, values, slots)
-            return keys, values
+            return *_parts(keys), *_parts(values)
 
         def reference() -> tuple[Tensor, ...]:
             kv_cache_reference.write_kv(k, v, other_keys, other_values, slots)
-            return other_keys, other_values
+            return *_parts(other_keys), *_parts(other_values)
 
-        return KernelCase("write_kv", run, reference, 4 * k.numel() * self._item, 0.0)
+        num_bytes = int(2 * k.numel() * (self._item + self._kv_bytes(kind)))
+        tolerance = 0.0 if kind is None else 1e-6
+        name = f"write_kv{_of_cache(kind)}"
+        return KernelCase(name, run, reference, num_bytes, tolerance, may_differ=_MAY_ROUND_OTHERWISE)
 
     # --- attention ---
 
@@ -195,41 +236,65 @@ class _Cases:
         )
         return self._randn(num_tokens, sizes.heads, sizes.head_dim), self._randn(*shape), self._randn(*shape), meta
 
+    def _quantized(self, floats: Tensor, kind: QuantizedKind) -> QuantizedCache:
+        (cache,) = self._caches(floats.shape[0], 1, kind)
+        assert isinstance(cache, QuantizedCache)
+        slots = torch.arange(floats.shape[0] * floats.shape[1], device=self._device)
+        kv_cache_reference.write_kv(floats.flatten(0, 1), floats.flatten(0, 1), cache, cache, slots)
+        return cache
+
     def _paged_case(
-        self, name: str, query_lens: list[int], seq_lens: list[int], window: int | None, softcap: float | None
+        self,
+        name: str,
+        query_lens: list[int],
+        seq_lens: list[int],
+        window: int | None = None,
+        softcap: float | None = None,
+        kind: QuantizedKind | None = None,
     ) -> KernelCase:
+        keys: KVCache
+        values: KVCache
         q, keys, values, meta = self._paged(query_lens, seq_lens)
+        if kind is not None:
+            keys, values = self._quantized(keys, kind), self._quantized(values, kind)
         scale = self._sizes.head_dim**-0.5
         pairs_of = list(zip(query_lens, seq_lens, strict=True))
         seen = [length if window is None else min(length, window + query) for query, length in pairs_of]
         kv = 2 * sum(seen) * self._sizes.kv_heads * self._sizes.head_dim
         pairs = sum(query * (length - query / 2) for query, length in pairs_of)
         return KernelCase(
-            f"attention, {name}",
+            f"attention, {name}{_of_cache(kind)}",
             lambda: (attention.paged_attention(q, keys, values, meta, scale, window, softcap),),
             lambda: (
                 attention_reference.paged_attention(
-                    q.float(), keys.float(), values.float(), meta, scale, window, softcap
+                    q.float(), _exact(keys), _exact(values), meta, scale, window, softcap
                 ),
             ),
-            (kv + 2 * q.numel()) * self._item,
+            int(kv * self._kv_bytes(kind) + 2 * q.numel() * self._item),
             max(4 * self._eps, 2e-5),
             operations=0 if max(query_lens) == 1 else int(4 * pairs * self._sizes.heads * self._sizes.head_dim),
         )
 
     def decode_attention(
-        self, name: str, rows: int, context: int, window: int | None = None, softcap: float | None = None
+        self,
+        name: str,
+        rows: int,
+        context: int,
+        window: int | None = None,
+        softcap: float | None = None,
+        kind: QuantizedKind | None = None,
     ) -> KernelCase:
         seq_lens = [max(1, context - 3 * row) for row in range(rows)]  # ends within blocks and at their borders
-        return self._paged_case(name, [1] * rows, seq_lens, window, softcap)
+        return self._paged_case(name, [1] * rows, seq_lens, window, softcap, kind)
 
     def prefill_attention(self) -> KernelCase:
-        return self._paged_case("prompt", [self._sizes.prompt], [self._sizes.prompt], None, None)
+        return self._paged_case("prompt", [self._sizes.prompt], [self._sizes.prompt])
 
-    def chunked_attention(self) -> KernelCase:
+    def chunked_attention(self, kind: QuantizedKind | None = None) -> KernelCase:
         part = self._sizes.prompt // 4
         query_lens = [1, 1, part, part + 1]
-        return self._paged_case("mixed", query_lens, [self._sizes.context, 7, part, self._sizes.prompt], None, None)
+        seq_lens = [self._sizes.context, 7, part, self._sizes.prompt]
+        return self._paged_case("mixed", query_lens, seq_lens, kind=kind)
 
     def encoder_attention(self) -> KernelCase:
         q, k, v = self._heads()

@@ -15,16 +15,17 @@ from gpu_checks.machine import Machine
 from gpu_checks.models import build, make_config, make_weights, num_weight_bytes, shape_of
 from gpu_checks.report import Budget, Report, Row, Status
 
-from procengine.config import ModelConfig
+from procengine.config import KVCacheDType, ModelConfig
 
 __all__ = ["check_steps", "free", "memory_share"]
 
-# Depth, decode steps, graphs.
-_MODES = {
-    "depth 1": (1, 1, True),
-    "depth 2": (2, 1, True),
-    "8 steps a message": (2, 8, True),
-    "no graphs": (2, 1, False),
+# Depth, decode steps, graphs, format of keys and values if that is not the model's.
+_MODES: dict[str, tuple[int, int, bool, KVCacheDType | None]] = {
+    "depth 1": (1, 1, True, None),
+    "depth 2": (2, 1, True, None),
+    "8 steps a message": (2, 8, True, None),
+    "no graphs": (2, 1, False, None),
+    "int8 cache": (2, 1, True, "int8"),
 }
 _RUNS = {"135M": (1, 32, 256, 512), "1B": (1, 32, 256, 512), "8B": (32, 256)}
 _MAX_IDLE_SHARE = 0.01  # of a step of an 8B model, from batch 32 on
@@ -57,15 +58,16 @@ def _check_batch(
     name: str, batch: int, run: DecodeRun, machine: Machine, report: Report, budget: Budget, config: ModelConfig
 ) -> None:
     found: dict[str, DecodeFigures] = {}
-    for mode, (depth, decode_steps, with_graphs) in _MODES.items():
-        if (name == "8B" and mode != "depth 2") or (mode == "no graphs" and batch > 32):
+    for mode, (depth, decode_steps, with_graphs, kv_dtype) in _MODES.items():
+        if not _is_of_interest(name, batch, mode):
             continue
         what = f"{name}, batch {batch}, {mode}"
         if not budget.has(4 if machine.is_cuda else 0):
             report.add(Row("steps", what, "skip", "no time left"))
             continue
-        figures = found[mode] = run.measure(batch, depth, decode_steps, with_graphs=with_graphs)
-        share = memory_share(figures, num_weight_bytes(config, 16), config, machine)
+        figures = found[mode] = run.measure(batch, depth, decode_steps, with_graphs=with_graphs, kv_dtype=kv_dtype)
+        kv_bytes = 2 if kv_dtype is None else 1 + 4 / config.head_dim
+        share = memory_share(figures, num_weight_bytes(config, 16), config, machine, kv_bytes)
         values: dict[str, Any] = {**asdict(figures), "tokens_per_s": figures.tokens_per_s, "of_bandwidth": share}
         missed = _missed(name, mode, figures, share) if machine.is_cuda else ""
         report.add(Row("steps", what, "MISS" if missed else "ok", _text(figures, share) + missed, values))
@@ -79,9 +81,18 @@ def _check_batch(
         )
 
 
-def memory_share(figures: DecodeFigures, weight_bytes: float, config: ModelConfig, machine: Machine) -> float:
-    """The time that reading weights, keys and values takes at the memory's best, of the time that a pass takes."""
-    kv = shape_of(config).kv_bytes(round(figures.batch * figures.context), 2)
+def _is_of_interest(name: str, batch: int, mode: str) -> bool:
+    if mode == "int8 cache":
+        return batch in (3, 256) and name != "135M"
+    return (name != "8B" or mode == "depth 2") and (mode != "no graphs" or batch <= 32)
+
+
+def memory_share(
+    figures: DecodeFigures, weight_bytes: float, config: ModelConfig, machine: Machine, kv_bytes: float = 2
+) -> float:
+    """The time that reading weights, keys and values takes at the memory's best, of the time that a pass takes.
+    `kv_bytes`: of each number of those."""
+    kv = shape_of(config).kv_bytes(round(figures.batch * figures.context), 1) * kv_bytes
     return (weight_bytes + kv) / machine.bytes_per_s / (figures.pass_us / 1e6)
 
 

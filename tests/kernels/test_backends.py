@@ -9,7 +9,7 @@ import pytest
 
 from procengine.errors import ConfigError
 from procengine.kernels import backends
-from procengine.kernels.backends import OPERATIONS, Backend, Conditions, resolve_backend
+from procengine.kernels.backends import OPERATIONS, Backend, Conditions, cache_dtypes, resolve_backend
 
 CPU, CUDA = Conditions("cpu"), Conditions("cuda")
 
@@ -24,6 +24,30 @@ def test_torch_runs_everywhere(op: str, conditions: Conditions) -> None:
 def test_auto_is_triton_on_a_gpu_and_torch_elsewhere(op: str) -> None:
     assert resolve_backend(op, "auto", CUDA) == "triton"
     assert resolve_backend(op, "auto", CPU) == "torch"
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize("cache", ["int8", "fp8"])
+def test_a_quantised_cache_is_for_triton_and_torch(op: str, cache: str) -> None:
+    assert resolve_backend(op, "auto", Conditions("cuda", "bfloat16", quantized_cache=cache)) == "triton"
+    assert resolve_backend(op, "auto", Conditions("cpu", quantized_cache=cache)) == "torch"
+    with pytest.raises(ConfigError, match=f"reads keys and values in bfloat16 alone, and kv_cache_dtype is {cache}"):
+        resolve_backend("attention", "flash_attn", Conditions("cuda", "bfloat16", 256, quantized_cache=cache))
+    assert set(cache_dtypes("triton")) == set(cache_dtypes("torch")) == {"int8", "fp8"}
+    assert cache_dtypes("flash_attn") == ()
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_fp8_takes_a_gpu_that_has_it(op: str) -> None:
+    old, new = (
+        Conditions("cuda", "bfloat16", quantized_cache="fp8", capability=capability) for capability in ((8, 6), (8, 9))
+    )
+    assert resolve_backend(op, "triton", new) == resolve_backend(op, "auto", new) == "triton"
+    assert resolve_backend(op, "auto", old) == "torch"
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype fp8 takes .* capability 8\.9, and this one has 8\.6"):
+        resolve_backend(op, "triton", old)
+    ints = Conditions("cuda", "bfloat16", quantized_cache="int8", capability=(8, 6))
+    assert resolve_backend(op, "triton", ints) == "triton"
 
 
 def test_unknown_names_are_refused_with_the_choices() -> None:

@@ -19,10 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from procengine import RequestOutput, SamplingParams
 from procengine.cli.ps import ask_groups
 from procengine.client_bodies import Prompt
+from procengine.config import CacheConfig, EngineConfig, GroupConfig, SchedulerConfig, WorkerConfig
 from procengine.errors import InvalidRequestError
 from procengine.groups import find_group
+from procengine.procs.metrics import _cache_labels
 from procengine.profiling.requests import REQUEST_STAGES
 from procengine.trace_context import TraceContext
+from tests.model_configs import SMOLLM2
 from tests.otlp_collector import Collector
 from tests.procs.harness import PATIENCE_S, Served, cli, is_running, wait_until
 from tests.procs.raw_client import RawClient, body
@@ -52,6 +55,14 @@ def scrape(group: Served) -> Scrape:
 def total(found: Scrape, name: str, **labels: str) -> float:
     """All samples of a name that have these labels, added up."""
     return sum(value for (each, own), value in found.items() if each == name and set(labels.items()) <= own)
+
+
+def test_the_label_of_the_caches_dtype_is_its_own() -> None:
+    worker = WorkerConfig(dtype="bfloat16", kv_cache_dtype="int8")
+    scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
+    config = EngineConfig(SMOLLM2, GroupConfig("g", "/nowhere"), CacheConfig(block_size=8), scheduler, worker)
+    labels = _cache_labels(config)
+    assert (labels["cache_dtype"], labels["block_size"]) == ("int8", "8")
 
 
 def is_up(group: Served, process: str) -> bool | None:

@@ -32,6 +32,7 @@ class HostModel:
 
     def open(self, cache: KVTensors[HostArray]) -> HostExecutor:
         tensors: KVTensors[Tensor] = KVTensors.__new__(KVTensors)
+        tensors.dtype = cache.dtype
         tensors.block_size, tensors.groups = cache.block_size, cache.groups
         tensors.keys, tensors.values = (
             [torch.from_numpy(array) for array in arrays] for arrays in (cache.keys, cache.values)

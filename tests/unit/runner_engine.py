@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from procengine.config import ModelConfig
+from procengine.config import KVCacheDType, ModelConfig
 from procengine.executor import Model
 from procengine.kv_tensors import KVTensors
 from procengine.layer_groups import layer_groups
@@ -36,7 +36,15 @@ class TinyModel(NamedTuple):
 class Engine:
     """A pipeline and a runner, and what came out of it by request key."""
 
-    def __init__(self, model: TinyModel, *, depth: int = 2, processors: Sequence[Any] = (), **changes: Any) -> None:
+    def __init__(
+        self,
+        model: TinyModel,
+        *,
+        depth: int = 2,
+        processors: Sequence[Any] = (),
+        kv_dtype: KVCacheDType = "float32",
+        **changes: Any,
+    ) -> None:
         max_model_len = changes.get("max_model_len", MAX_MODEL_LEN)
         groups = layer_groups(model.config, max_model_len)
         sizes = {"block_size": 4, "max_model_len": max_model_len, "num_blocks": 128, "windows": groups.windows}
@@ -47,7 +55,7 @@ class Engine:
         self.logprobs: dict[int, list[tuple[list[int], list[float], list[int]]]] = {}
         self.prompt: dict[int, dict[int, tuple[list[int], list[float], list[int]]]] = {}
         arrays = model.loaded.arrays
-        cache = KVTensors(model.config, own.num_blocks, own.block_size, "float32", arrays, groups)
+        cache = KVTensors(model.config, own.num_blocks, own.block_size, kv_dtype, arrays, groups)
         self.runner: GenerateRunner[Any] = GenerateRunner(
             model.loaded.open(cache),
             arrays,

@@ -10,7 +10,7 @@ from tests.model_configs import SMOLLM2
 
 def test_blocks_take_the_bytes_that_they_are_counted_for() -> None:
     config = SMOLLM2
-    dtypes: tuple[KVCacheDType, ...] = ("float32", "bfloat16", "int8")
+    dtypes: tuple[KVCacheDType, ...] = ("float32", "bfloat16", "int8", "fp8")
     for dtype in dtypes:
         cache: KVTensors[HostArray] = KVTensors(config, 5, 16, dtype, HostArrays())
         total = sum(array.nbytes for array in (*cache.keys, *cache.values))

@@ -10,7 +10,16 @@ import msgspec
 import pytest
 import torch
 
-from procengine.config import CacheConfig, EngineConfig, GroupConfig, LoraConfig, ModelConfig, SchedulerConfig
+from procengine.config import (
+    CacheConfig,
+    EngineConfig,
+    GroupConfig,
+    KVCacheDType,
+    LoraConfig,
+    ModelConfig,
+    SchedulerConfig,
+    WorkerConfig,
+)
 from procengine.decode_graphs import graph_sizes
 from procengine.device import Device
 from procengine.errors import ConfigError
@@ -68,15 +77,17 @@ def test_nothing_left_is_an_error_that_says_what_to_lower() -> None:
         left_for_cache(Memory(850, [100]), [lambda: None], 0.9)
 
 
-def tiny(folder: Path, **cache: Any) -> tuple[TorchModel, EngineConfig]:
+def tiny(folder: Path, kv_cache_dtype: KVCacheDType = "float32", **cache: Any) -> tuple[TorchModel, EngineConfig]:
     model = TorchModel(LlamaModel(CONFIG, NewTensors(torch.float32, "cpu"), TORCH_OPERATIONS), graph_sizes(5))
     scheduler = SchedulerConfig(max_num_seqs=5, max_num_batched_tokens=300, max_model_len=128, max_embed_tokens=300)
-    return model, EngineConfig(CONFIG, GroupConfig("g", str(folder)), CacheConfig(**cache), scheduler)
+    worker = WorkerConfig(kv_cache_dtype=kv_cache_dtype)
+    return model, EngineConfig(CONFIG, GroupConfig("g", str(folder)), CacheConfig(**cache), scheduler, worker)
 
 
-def test_the_largest_steps_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "int8", "fp8"])
+def test_the_largest_steps_run(tmp_path: Path, kv_cache_dtype: KVCacheDType) -> None:
     """More tokens than one sequence may have, and as many rows as the largest graph."""
-    model, config = tiny(tmp_path)
+    model, config = tiny(tmp_path, kv_cache_dtype)
     steps = largest_steps(model, config)
     assert len(steps) == 2
     for step in steps:
@@ -99,6 +110,15 @@ def test_groups_of_layers_divide_the_pool(tmp_path: Path) -> None:
     assert (device.facts["kv_groups"], device.facts["kv_pool_mb"]) == (2, round(num_bytes / 1e6, 1))
     for step in largest_steps(model, device.config):
         step()
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+def test_numbers_of_8_bits_take_a_byte_and_a_share_of_their_scale(tmp_path: Path, kv_cache_dtype: KVCacheDType) -> None:
+    model, config = tiny(tmp_path, kv_cache_dtype)
+    num_bytes = 2 * 2 * 16 * 2 * (4 + 4) * 20  # heads of 4 dimensions: as many bytes of scales
+    device = Device(config, model, num_bytes)
+    assert (device.num_blocks, device.facts["kv_pool_mb"]) == (20, round(num_bytes / 1e6, 1))
+    assert device.facts["kv_cache_dtype"] == kv_cache_dtype
 
 
 def test_a_pool_without_a_block_for_each_group_is_an_error(tmp_path: Path) -> None:

@@ -287,6 +287,13 @@ def kernel_facts(config: EngineConfig) -> tuple[str, str, str, str]:
         ({"dtype": "bfloat16", "quantization": "int8"}, ("native", "bfloat16", "bfloat16", "int8")),
         ({"quantization": "int4", "kv_cache_dtype": "float32"}, ("native", "bfloat16", "float32", "int4")),
         ({"kv_cache_dtype": "int8"}, ("native", "bfloat16", "int8", "none")),
+        ({"kv_cache_dtype": "fp8", "dtype": "bfloat16"}, ("torch", "bfloat16", "fp8", "none")),
+        ({"kv_cache_dtype": "int8", "dtype": "float32"}, ("torch", "float32", "int8", "none")),
+        ({"kv_cache_dtype": "int8", "device": "cuda"}, ("torch", "bfloat16", "int8", "none")),
+        (
+            {"kv_cache_dtype": "fp8", "device": "cuda", "attention_backend": "triton"},
+            ("torch", "bfloat16", "fp8", "none"),
+        ),
         ({"kernels": "native", "quantization": "none"}, ("native", "bfloat16", "bfloat16", "none")),
         ({"dtype": "float32"}, ("torch", "float32", "float32", "none")),
         ({"dtype": "float16"}, ("torch", "float16", "float16", "none")),
@@ -328,8 +335,15 @@ def test_without_the_library_torch_computes(model: str) -> None:
         ({"quantization": "fp8"}, "quantization: fp8 is for GPUs, and for --kernels torch"),
         ({"kernels": "native", "dtype": "float16"}, "kernels: native .* dtype is float16"),
         ({"kernels": "native", "block_size": 7}, "kernels: native .* block_size must be even, not 7"),
-        ({"dtype": "float32", "kv_cache_dtype": "int8"}, r"kv_cache_dtype: .* dtype \(float32\), not int8"),
-        ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, r"kv_cache_dtype: .* dtype \(float32\), not bfloat16"),
+        (
+            {"dtype": "float32", "kv_cache_dtype": "bfloat16"},
+            r"kv_cache_dtype: .* dtype \(float32\), int8 or fp8, not bf",
+        ),
+        ({"kernels": "native", "kv_cache_dtype": "fp8"}, "kernels: native .* or int8, and kv_cache_dtype is fp8"),
+        (
+            {"device": "cuda", "attention_backend": "flash_attn", "kv_cache_dtype": "int8"},
+            "kv_cache_dtype: attention_backend flash_attn reads .* in dtype alone, not in int8; triton and torch do",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_named(model: str, options: dict[str, Any], text: str) -> None:

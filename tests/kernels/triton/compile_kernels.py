@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from procengine.kernels.activation import triton as activation
 from procengine.kernels.attention import triton as attention
 from procengine.kernels.attention.metadata import AttentionMetadata
 from procengine.kernels.kv_cache import triton as kv_cache
+from procengine.kernels.kv_cache.quantized import KVCache, QuantizedKind, open_cache
 from procengine.kernels.linear import triton as linear
 from procengine.kernels.linear.quantized import WeightKind, quantize
 from procengine.kernels.logits import triton as logits_kernels
@@ -33,6 +35,8 @@ from procengine.kernels.sampling.triton_logprobs import gather_logprobs
 from tests.kernels.test_sampling import ALL, tensors
 
 KINDS: tuple[WeightKind, ...] = ("int8", "int4", "fp8")
+CACHES: tuple[QuantizedKind | None, ...] = (None, "int8", "fp8")
+_STARTS = torch.tensor([0, 1, 2, 4], dtype=torch.int32)
 HOPPER = GPUTarget("cuda", 90, 32)
 _TYPES = {
     torch.float32: "*fp32",
@@ -71,24 +75,25 @@ def launch_all(dtype: torch.dtype) -> None:
     activation.gelu_tanh_and_mul(x)
     q, k, v = torch.randn(4, 48, 128, dtype=dtype).split((32, 8, 8), 1)
     cosine, positions = torch.randn(100, 64), torch.arange(4, dtype=torch.int32)
-    cache = torch.zeros(64, 16, 8, 128, dtype=dtype)
     rope.apply_rope(q, k, cosine, cosine, positions)
-    rope.rope_and_write_kv(q, k, v, cosine, cosine, positions, cache, cache, slots)
-    kv_cache.write_kv(k, v, cache, cache, slots)
+    for cache in map(partial(_cache, dtype), CACHES):
+        rope.rope_and_write_kv(q, k, v, cosine, cosine, positions, cache, cache, slots)
+        kv_cache.write_kv(k, v, cache, cache, slots)
     for kind in KINDS:
         matrix = quantize(torch.randn(48, 4096), kind)
         # In a small tile, in a large one, and with weights written out; of the others, what differs is in the first.
         for num_rows in (1, 100, 200) if kind == "int4" else (1,):
             linear.quantized_linear(x[:1].repeat(num_rows, 1), matrix, weight[:48])
-    starts, tables = torch.tensor([0, 1, 2, 4], dtype=torch.int32), torch.zeros(3, 200, dtype=torch.int32)
     for longest, window, softcap in ((100, 50, 30.0), (2000, None, None)):  # one split, and several
-        lengths = torch.tensor([longest, 3, 5], dtype=torch.int32)
-        meta = AttentionMetadata(2, starts, lengths, tables, slots, max_query_len=2, max_seq_len=longest)
-        attention.paged_attention(q, cache, cache, meta, 0.1, window, softcap)
-    attention.varlen_attention(q, k, v, starts, 2, 0.1, causal=False)
+        for cache in map(partial(_cache, dtype), CACHES):
+            attention.paged_attention(q, cache, cache, _meta(longest, slots), 0.1, window, softcap)
+    for own in CACHES[1:]:  # in float16 their values are read in another way
+        cache = _cache(torch.float16, own)
+        attention.paged_attention(q.half(), cache, cache, _meta(2000, slots), 0.1)
+    attention.varlen_attention(q, k, v, _STARTS, 2, 0.1, causal=False)
     for head_dim, other in ((256, torch.bfloat16), (512, torch.bfloat16), (128, torch.float32), (256, torch.float32)):
         wide = torch.zeros(4, 2, head_dim, dtype=other)  # whose tiles take most memory
-        attention.varlen_attention(wide, wide, wide, starts, 2, 0.1)
+        attention.varlen_attention(wide, wide, wide, _STARTS, 2, 0.1)
     rows = torch.randn(3, 128256)
     sampling.sample(rows, tensors(3, top_k=3, top_p=0.5, min_p=0.1), ALL)
     sampling.sample(rows, tensors(3, temperature=0.0), SamplingFeatures.NONE)
@@ -97,6 +102,18 @@ def launch_all(dtype: torch.dtype) -> None:
     named = torch.arange(3)
     logits_kernels.apply_penalties(rows, named, counts, counts > 0, named, torch.ones(3, 3))
     logits_kernels.apply_token_bitmask(rows, torch.tensor([1]), torch.zeros(1, 4008, dtype=torch.int32))
+
+
+def _meta(longest: int, slots: Tensor) -> AttentionMetadata:
+    """Two rows that decode, and one of two tokens."""
+    lengths, tables = torch.tensor([longest, 3, 5], dtype=torch.int32), torch.zeros(3, 200, dtype=torch.int32)
+    return AttentionMetadata(2, _STARTS, lengths, tables, slots, max_query_len=2, max_seq_len=longest)
+
+
+def _cache(dtype: torch.dtype, kind: QuantizedKind | None) -> KVCache:
+    if kind is None:
+        return torch.zeros(64, 16, 8, 128, dtype=dtype)
+    return open_cache(torch.zeros(64, 16, 8, 132, dtype=torch.int8), kind)
 
 
 if __name__ == "__main__":

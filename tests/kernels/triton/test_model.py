@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from procengine.config import ModelConfig
+from procengine.config import KVCacheDType, ModelConfig
 from procengine.kernels.backends import Conditions
 from procengine.kernels.operations import open_operations
 from procengine.models.loader import load_model
@@ -22,22 +22,34 @@ SEQUENCES = [[(7 * i * i + 3 * i + row) % 97 for i in range(length)] for row, le
 PLAN: list[dict[int, int]] = [{0: 5}, {0: 1, 1: 9}, {0: 2, 1: 1}, {1: 2}]
 
 
-def by_both_backends(config: ModelConfig) -> list[TorchModel]:
+def by_both_backends(config: ModelConfig, kv_dtype: KVCacheDType = "float32") -> list[TorchModel]:
     """By torch's operations, and by Triton's."""
+    conditions = Conditions("cpu", quantized_cache=None if kv_dtype == "float32" else kv_dtype)
     models = []
     for name in ("torch", "triton"):
-        operations = open_operations(name, Conditions("cpu"), rowwise_backend=name)
+        operations = open_operations(name, conditions, rowwise_backend=name)
         models.append(TorchModel(load_model(config, torch.float32, "cpu", progress=False, operations=operations)))
     return models
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mistral-window", "qwen3"])  # a sliding window; norms of heads
-def test_chunks_and_decodes_give_what_torch_gives(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "kv_dtype", "tolerance"),
+    [
+        ("mistral-window", "float32", 2e-4),  # a sliding window
+        ("qwen3", "float32", 2e-4),  # norms of heads
+        ("mistral-window", "int8", 0.1),  # a number between two may be rounded to either
+        ("qwen3", "fp8", 0.3),
+    ],
+)
+def test_chunks_and_decodes_give_what_torch_gives(
+    kind: str, kv_dtype: KVCacheDType, tolerance: float, tmp_path: Path
+) -> None:
     config = model_config_from_hf(save_tiny_model(kind, tmp_path, num_hidden_layers=2).config, tmp_path)
-    found = [ExecutorRun(model, config, SEQUENCES).run(PLAN) for model in by_both_backends(config)]
+    models = by_both_backends(config, kv_dtype)
+    found = [ExecutorRun(model, config, SEQUENCES, kv_dtype=kv_dtype).run(PLAN) for model in models]
     for expected, logits in zip(*found, strict=True):
-        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(logits, expected, atol=tolerance, rtol=1e-4)
 
 
 def test_sequences_without_a_cache_give_what_torch_gives(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ class ExecutorRun:
         self._arrays = model.arrays
         cache: KVTensors[Any] = KVTensors(config, num_blocks, block_size, kv_dtype, self._arrays)
         if poisoned:  # what nobody wrote must not be read
-            nan = {np.dtype(np.uint16): 0x7FC0, np.dtype(np.int8): -1}.get(cache.keys[0].dtype, torch.nan)
+            nan = {np.dtype(np.uint16): 0x7FC0, np.dtype(np.int8): -1, torch.int8: -1}.get(
+                cache.keys[0].dtype, torch.nan
+            )
             for array in (*cache.keys, *cache.values):
                 array[:] = nan
         self.tables = np.random.default_rng(0).permutation(num_blocks).reshape(-1, per_row).astype(np.int32)
