@@ -65,6 +65,10 @@ def _why_not_flash_attn(conditions: Conditions) -> str | None:
         return f"it is for GPUs, not for a {conditions.device_type}"
     if conditions.head_dim > 256 or conditions.head_dim % 8:
         return f"its heads have at most 256 dimensions, a multiple of 8, and the model's have {conditions.head_dim}"
+    try:  # it is built for one version of torch, and other packages of its makers have its name without its functions
+        from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: F401
+    except ImportError as error:
+        return f"flash-attn cannot be loaded ({error})"
     return None
 
 

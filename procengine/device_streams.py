@@ -96,6 +96,8 @@ class CudaStreams:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        # One for all captures: cuBLAS keeps a workspace (32 MiB on Hopper) for each stream that it was ever used on.
+        self._aside = torch.cuda.Stream(device)
         self._graph_memory: Any = None  # of all graphs: only one runs at a time
 
     def host_memory(self, num_bytes: int) -> Tensor:
@@ -125,16 +127,17 @@ class CudaStreams:
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         main = torch.cuda.current_stream(self._device)
-        aside = torch.cuda.Stream(self._device)
-        aside.wait_stream(main)
-        with torch.cuda.stream(aside):  # once before: what is compiled or allocated on first use cannot be captured
+        self._aside.wait_stream(main)
+        with torch.cuda.stream(self._aside):  # once before: what is compiled or allocated on first use is not captured
             work()
-        main.wait_stream(aside)
+        main.wait_stream(self._aside)
         if self._graph_memory is None:
             self._graph_memory = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # thread_local: other threads may wait for events meanwhile.
-        with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
+        # Graphs share memory only where they were captured on the same stream. thread_local: other threads may wait for
+        # events meanwhile.
+        mode = "thread_local"
+        with torch.cuda.graph(graph, pool=self._graph_memory, stream=self._aside, capture_error_mode=mode):
             result = work()
         return graph.replay, result
 

@@ -13,6 +13,7 @@ __all__ = ["Placement", "cpus_near", "place_worker"]
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")  # a folder a GPU, named by its PCI address
 _SYSFS = Path("/sys")
+_DEVICES = Path("/dev")
 _VISIBLE, _ORDER, _BY_ADDRESS = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 
 
@@ -23,9 +24,12 @@ class Placement(NamedTuple):
     cpus: frozenset[int]
 
 
-def place_worker(rank: int, environ: Mapping[str, str], driver: Path = _DRIVER, sysfs: Path = _SYSFS) -> Placement:
+def place_worker(
+    rank: int, environ: Mapping[str, str], driver: Path = _DRIVER, sysfs: Path = _SYSFS, devices: Path = _DEVICES
+) -> Placement:
     """Worker `rank` sees one GPU: that one of those which `environ` lets us see, in turn if there are fewer."""
-    addresses = sorted(path.name for path in driver.iterdir()) if driver.is_dir() else []
+    gpus = sorted(driver.iterdir()) if driver.is_dir() else []
+    addresses = [gpu.name for gpu in gpus if _is_here(gpu, devices)]
     given = [name.strip() for name in environ.get(_VISIBLE, "").split(",") if name.strip()]
     visible = given if _VISIBLE in environ else [str(index) for index in range(len(addresses))]
     if not visible:
@@ -36,6 +40,16 @@ def place_worker(rank: int, environ: Mapping[str, str], driver: Path = _DRIVER, 
     is_by_address = {**environ, **environment}.get(_ORDER) == _BY_ADDRESS or len(addresses) == 1
     is_known = is_by_address and chosen.isdigit() and int(chosen) < len(addresses)
     return Placement(environment, cpus_near(addresses[int(chosen)], sysfs) if is_known else frozenset())
+
+
+def _is_here(gpu: Path, devices: Path) -> bool:
+    """Whether we have its device file: a container may be told of GPUs that it does not have."""
+    try:
+        lines = (gpu / "information").read_text().splitlines()
+    except OSError:
+        return True
+    minors = [line.partition(":")[2].strip() for line in lines if line.startswith("Device Minor:")]
+    return not minors or (devices / f"nvidia{minors[0]}").exists()
 
 
 def cpus_near(address: str, sysfs: Path = _SYSFS) -> frozenset[int]:

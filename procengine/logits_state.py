@@ -94,7 +94,10 @@ class LogitsState(Generic[A]):
                 self._output_counts = self._arrays.new(self._shape, "int32")
                 self._prompt_mask = self._arrays.new(self._shape, "bool")
             self._prompt_mask[slot] = False
-            self._prompt_mask[slot, self._send(tokens[:prompt_length])] = True
+            # Not a plain True: torch brings the value of an indexed assignment to a GPU by a copy that waits.
+            self._prompt_mask[slot, self._send(tokens[:prompt_length])] = self._arrays.new(
+                [prompt_length], "bool", True
+            )
             counts = np.bincount(tokens[prompt_length:], minlength=self._shape[1]).astype(np.int32)
             self._output_counts[slot] = self._arrays.send(counts)
         tail = tokens[-self._recent.shape[1] :]

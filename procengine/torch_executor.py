@@ -24,6 +24,7 @@ from procengine.models.decoder import AdaptedDecoder, AttentionCallback, Decoder
 from procengine.models.lora_bank import LoraBank
 from procengine.nvtx_executor import NvtxExecutor
 from procengine.torch_arrays import TorchArrays
+from procengine.warm_up import warm_up
 
 __all__ = ["TorchExecutor", "TorchModel"]
 
@@ -119,6 +120,10 @@ class TorchExecutor:
 
     def prepare(self, block_tables: Tensor) -> None:
         block_tables[:, -1] = self._cache.scratch_block
+        if "triton" in self._model.operations.names.values():
+            started = time.monotonic()
+            warm_up(self._model, self._compute, block_tables, self._cache.block_size)
+            logger.info("compiled or found kernels in %.1f s", time.monotonic() - started)
         if self._graph_sizes:
             started = time.monotonic()
             logger.info(

@@ -72,6 +72,8 @@ def varlen_attention(
     """As the reference. q, k and v may be slices of the fused projection."""
     assert causal or sliding_window is None, "a sliding window needs causal attention"
     out = empty_like(q)
+    if k.stride() != v.stride():  # keys have been turned, values are still a slice: one stride is to tell tokens apart
+        k, v = k.contiguous(), v.contiguous()
     if q.shape[0]:
         prefill_attention(
             q,

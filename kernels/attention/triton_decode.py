@@ -101,12 +101,13 @@ def decode_attention(
             num_heads,
             num_splits,
             HEAD_DIM=head_dim,
-            BLOCK_S=triton.next_power_of_2(num_splits),
+            BLOCK_S=triton.next_power_of_2(triton.cdiv(capacity, split)),  # sums have one order, whatever the batch
             BLOCK_D=triton.next_power_of_2(head_dim),
         )
 
 
-@triton.jit
+# What differs from step to step is not to be a compilation each: numbers of rows and splits, and where lengths lie.
+@triton.jit(do_not_specialize=["num_rows", "num_splits"], do_not_specialize_on_alignment=["seq_lens", "block_tables"])
 def _decode_kernel(
     q: tl.tensor,
     k_cache: tl.tensor,
@@ -188,7 +189,7 @@ def _decode_kernel(
             tl.store(sums + (part * num_rows + row) * num_heads + heads, log_sum, mask=members < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def _join_kernel(
     partial: tl.tensor,
     sums: tl.tensor,

@@ -19,7 +19,7 @@ from procengine.kernels.kv_cache.triton_quantize import as_floats
 __all__ = ["prefill_attention"]
 
 _BLOCK_M = 64
-_BLOCK_N = 64
+_MAX_BLOCK_N = 64
 _MIN_DOT = 16
 
 
@@ -55,6 +55,9 @@ def prefill_attention(
     has_scales = key_scales is not None and value_scales is not None
     assert is_paged or not has_scales
     num_rows = query_start_loc.shape[0] - 1
+    block_d = max(_MIN_DOT, triton.next_power_of_2(head_dim))
+    row_bytes = block_d * q.element_size()
+    is_wide = row_bytes > 256
     grid = (triton.cdiv(max_query_len, _BLOCK_M), num_heads, num_rows)
     _prefill_kernel[grid](
         q,
@@ -83,12 +86,17 @@ def prefill_attention(
         IS_CAUSAL=causal,
         HAS_SOFTCAP=softcap is not None,
         BLOCK_M=_BLOCK_M,
-        BLOCK_N=_BLOCK_N,
-        BLOCK_D=max(_MIN_DOT, triton.next_power_of_2(head_dim)),
+        # Keys and values in flight fit into shared memory, a tile into registers (compiled for 9.0); float32 takes more
+        # of both, for the parts that its products are made of.
+        BLOCK_N=max(_MIN_DOT, min(_MAX_BLOCK_N, (1 << (14 if q.element_size() == 4 else 15)) // row_bytes)),
+        BLOCK_D=block_d,
+        num_warps=8 if is_wide else 4,
+        num_stages=2 if is_wide else 3,
     )
 
 
-@triton.jit
+# The named arguments lie anywhere in a step's payload: each alignment, and each number, would be a compilation.
+@triton.jit(do_not_specialize_on_alignment=["query_start_loc", "seq_lens", "block_tables"])
 def _prefill_kernel(
     q: tl.tensor,
     k: tl.tensor,

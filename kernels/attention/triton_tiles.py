@@ -18,9 +18,12 @@ __all__ = ["accumulate", "scores"]
 def scores(
     queries: tl.tensor, keys: tl.tensor, scale: tl.tensor, softcap: tl.tensor, HAS_SOFTCAP: tl.constexpr
 ) -> tl.tensor:
-    """float32 [M, N]. queries: [M, D]; keys: [D, N]; scale: of all, or of each key, [1, N]. float32 is not cut to tf32:
-    it is there to be compared with."""
-    result = tl.dot(queries, keys, input_precision="ieee") * scale
+    """float32 [M, N]. queries: [M, D]; keys: [D, N]; scale: of all, or of each key, [1, N].
+
+    float32 is not cut to tf32, but multiplied in three parts: exact enough to be compared with, and on tensor cores,
+    where the plain product would not fit in registers.
+    """
+    result = tl.dot(queries, keys, input_precision="tf32x3") * scale
     if HAS_SOFTCAP:
         result = softcap * (2.0 / (1.0 + tl.exp(-2.0 * result / softcap)) - 1.0)  # softcap * tanh(result / softcap)
     return result
@@ -52,5 +55,5 @@ def accumulate(
             values = (values.to(tl.float32) * scales[:, None]).to(tl.float16)
         else:
             shares = weights * scales[None, :]
-    acc = acc * kept[:, None] + tl.dot(shares.to(values.dtype), values, input_precision="ieee")
+    acc = acc * kept[:, None] + tl.dot(shares.to(values.dtype), values, input_precision="tf32x3")
     return acc, new_highest, total * kept + tl.sum(weights, axis=1)

@@ -90,7 +90,7 @@ def _groups_at_once(num_groups: int, most: int) -> int:
     return min(most, num_groups & -num_groups)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])  # each number of rows that is odd, even or one would be a compilation
 def _quantized_linear_kernel(
     x: tl.tensor,
     values: tl.tensor,
@@ -145,7 +145,7 @@ def _accumulate(
 ) -> tl.tensor:
     """acc + x @ weights.T; weights: [N, groups, inputs of each]."""
     flat = tl.reshape(weights, (BLOCK_N, INPUTS)).to(x.dtype)
-    return tl.dot(x, tl.trans(flat), acc, input_precision="ieee")
+    return tl.dot(x, tl.trans(flat), acc, input_precision="tf32x3")
 
 
 @triton.jit

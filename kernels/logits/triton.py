@@ -77,7 +77,8 @@ def _penalties_kernel(
     tl.store(logits + row * logits_stride + ids, values, mask=is_seen)
 
 
-@triton.jit
+# Words lie anywhere in a step's payload, and whoever makes them says how many there are.
+@triton.jit(do_not_specialize=["words_stride", "num_words"], do_not_specialize_on_alignment=["words"])
 def _bitmask_kernel(
     logits: tl.tensor,
     rows: tl.tensor,

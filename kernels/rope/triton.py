@@ -97,7 +97,7 @@ def _run(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def _rope_kernel(
     q: tl.tensor,
     k: tl.tensor,

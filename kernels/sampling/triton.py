@@ -23,7 +23,9 @@ from procengine.kernels.sampling.randomness import row_keys
 
 __all__ = ["sample"]
 
-_BLOCK = 1024
+_BLOCK = 4096
+_SEARCH_BLOCK = 1024  # sixteen candidates for each of its entries
+_NUM_WARPS = 16  # a row has one program: what it waits for memory is what it takes
 
 
 def sample(logits: Tensor, tensors: SamplingColumns[Tensor], features: SamplingFeatures) -> Tensor:
@@ -36,6 +38,9 @@ def sample(logits: Tensor, tensors: SamplingColumns[Tensor], features: SamplingF
         return tokens
     is_random = bool(features & SamplingFeatures.RANDOM)
     none = tokens  # stands for what a greedy batch does not read
+    reals = (tensors.temperature, tensors.top_p, tensors.min_p)  # often columns of one table
+    assert len({column.stride(0) for column in reals}) == 1 or not is_random
+    assert tensors.top_k.is_contiguous()
     _sample_kernel[(num_rows,)](
         logits,
         tokens,
@@ -45,18 +50,26 @@ def sample(logits: Tensor, tensors: SamplingColumns[Tensor], features: SamplingF
         tensors.min_p if is_random else none,
         row_keys(tensors.seeds, tensors.positions) if is_random else none,
         logits.stride(0),
+        tensors.temperature.stride(0),
         vocab_size,
+        int(features),
         GREEDY=GREEDY_TEMPERATURE,
         IS_RANDOM=is_random,
-        HAS_TOP_K=bool(features & SamplingFeatures.TOP_K),
-        HAS_TOP_P=bool(features & SamplingFeatures.TOP_P),
-        HAS_MIN_P=bool(features & SamplingFeatures.MIN_P),
+        TOP_K=int(SamplingFeatures.TOP_K),
+        TOP_P=int(SamplingFeatures.TOP_P),
+        MIN_P=int(SamplingFeatures.MIN_P),
         BLOCK=min(_BLOCK, triton.next_power_of_2(vocab_size)),
+        SEARCH_BLOCK=min(_SEARCH_BLOCK, triton.next_power_of_2(vocab_size)),
+        num_warps=_NUM_WARPS,
     )
     return tokens
 
 
-@triton.jit
+# Which filters a batch uses is asked when it runs: the kernel takes seconds to compile, which no step is to wait for.
+@triton.jit(
+    do_not_specialize=["features", "reals_stride"],
+    do_not_specialize_on_alignment=["temperatures", "top_ks", "top_ps", "min_ps"],
+)
 def _sample_kernel(
     logits: tl.tensor,
     tokens: tl.tensor,
@@ -66,36 +79,41 @@ def _sample_kernel(
     min_ps: tl.tensor,
     keys: tl.tensor,
     stride: tl.tensor,
+    reals_stride: tl.tensor,
     vocab_size: tl.tensor,
+    features: tl.tensor,
     GREEDY: tl.constexpr,
     IS_RANDOM: tl.constexpr,
-    HAS_TOP_K: tl.constexpr,
-    HAS_TOP_P: tl.constexpr,
-    HAS_MIN_P: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    MIN_P: tl.constexpr,
     BLOCK: tl.constexpr,
+    SEARCH_BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     row_logits = logits + row * stride
     best, highest = _argmax(row_logits, vocab_size, BLOCK)
     if IS_RANDOM:
-        temperature = tl.load(temperatures + row)
+        temperature = tl.load(temperatures + row * reals_stride)
         if temperature >= GREEDY:
             top = tl.div_rn(highest, temperature)
             bound = tl.full([], -2147483648, tl.int32)  # everything is above it
             vacancies = tl.full([], 0, tl.int32)
-            if HAS_MIN_P:
-                min_p = tl.load(min_ps + row)
+            if (features & MIN_P) != 0:
+                min_p = tl.load(min_ps + row * reals_stride)
                 if min_p > 0:
                     floor = top + tl.log(tl.minimum(min_p, 1.0))
                     bound = _ordered(floor) - 1
-            if HAS_TOP_K:
+            if (features & TOP_K) != 0:
                 top_k = tl.load(top_ks + row)
                 if (top_k > 0) & (top_k < vocab_size):
-                    bound, vacancies = _top_k(row_logits, vocab_size, temperature, top_k, bound, top, BLOCK)
-            if HAS_TOP_P:
-                top_p = tl.load(top_ps + row)
+                    bound, vacancies = _top_k(row_logits, vocab_size, temperature, top_k, bound, top, SEARCH_BLOCK)
+            if (features & TOP_P) != 0:
+                top_p = tl.load(top_ps + row * reals_stride)
                 if top_p < 1.0:
-                    bound, vacancies = _top_p(row_logits, vocab_size, temperature, top_p, bound, vacancies, top, BLOCK)
+                    bound, vacancies = _top_p(
+                        row_logits, vocab_size, temperature, top_p, bound, vacancies, top, SEARCH_BLOCK
+                    )
             best = _draw(row_logits, vocab_size, temperature, tl.load(keys + row), bound, vacancies, BLOCK)
     tl.store(tokens + row, best)
 
@@ -174,14 +192,14 @@ def _count_above(
 def _count_all_above(
     row_logits: tl.tensor, vocab_size: tl.tensor, temperature: tl.tensor, bounds: tl.tensor, BLOCK: tl.constexpr
 ) -> tl.tensor:
-    """int32 [16]: how many are above each of the bounds, int64 [16]."""
-    counts = tl.zeros([16], tl.int32)
+    """int32 [16]: how many are above each of the bounds, int64 [16] of int32's range."""
+    limits = bounds.to(tl.int32)[None, :]
+    counts = tl.zeros([BLOCK, 16], tl.int32)  # added up at the end: threads do not wait for each other meanwhile
     for start in range(0, vocab_size, BLOCK):
         ids = start + tl.arange(0, BLOCK)
-        order = _ordered(_load_scaled(row_logits, ids, vocab_size, temperature)).to(tl.int64)
-        is_above = (order[:, None] > bounds[None, :]) & (ids < vocab_size)[:, None]
-        counts += tl.sum(is_above.to(tl.int32), axis=0)
-    return counts
+        order = _ordered(_load_scaled(row_logits, ids, vocab_size, temperature))
+        counts += ((order[:, None] > limits) & (ids < vocab_size)[:, None]).to(tl.int32)
+    return tl.sum(counts, axis=0)
 
 
 @triton.jit
@@ -193,15 +211,16 @@ def _mass_above(
     bounds: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """float64 [16]: the sum of exp(value - top) above each of the bounds, int64 [16]."""
-    sums = tl.zeros([16], tl.float64)
+    """float64 [16]: the sum of exp(value - top) above each of the bounds, int64 [16] of int32's range."""
+    limits = bounds.to(tl.int32)[None, :]
+    sums = tl.zeros([BLOCK, 16], tl.float64)
     for start in range(0, vocab_size, BLOCK):
         ids = start + tl.arange(0, BLOCK)
         scaled = _load_scaled(row_logits, ids, vocab_size, temperature)
         masses = tl.exp(scaled - top).to(tl.float64)
-        is_above = (_ordered(scaled).to(tl.int64)[:, None] > bounds[None, :]) & (ids < vocab_size)[:, None]
-        sums += tl.sum(tl.where(is_above, masses[:, None], 0.0), axis=0)
-    return sums
+        is_above = (_ordered(scaled)[:, None] > limits) & (ids < vocab_size)[:, None]
+        sums += tl.where(is_above, masses[:, None], 0.0)
+    return tl.sum(sums, axis=0)
 
 
 @triton.jit

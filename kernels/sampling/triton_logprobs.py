@@ -14,7 +14,8 @@ from procengine.kernels.sampling.logprobs import top_tokens
 
 __all__ = ["gather_logprobs"]
 
-_BLOCK = 1024
+_BLOCK = 4096
+_NUM_WARPS = 8  # a row has one program
 
 
 def gather_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -26,7 +27,15 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Te
     ranks = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     if num_rows:
         _logprobs_kernel[(num_rows,)](
-            logits, token_ids, chosen, log_sums, ranks, logits.stride(0), vocab_size, BLOCK=_BLOCK
+            logits,
+            token_ids,
+            chosen,
+            log_sums,
+            ranks,
+            logits.stride(0),
+            vocab_size,
+            BLOCK=min(_BLOCK, triton.next_power_of_2(vocab_size)),
+            num_warps=_NUM_WARPS,
         )
     lowest = torch.finfo(torch.float32).min
     top_ids, top_logits = top_tokens(logits, min(num_top, vocab_size))
@@ -35,7 +44,7 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Te
     return ids, torch.cat((chosen.clamp_(min=lowest).unsqueeze(1), top), dim=1), ranks
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["token_ids"])  # which lie anywhere in a step's payload
 def _logprobs_kernel(
     logits: tl.tensor,
     token_ids: tl.tensor,

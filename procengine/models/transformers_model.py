@@ -88,7 +88,7 @@ class _Slot:
         if self.seen is not None:
             self.seen.append(_look_at(module, query, key, value, options))
         assert self.callback is not None
-        q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
+        q, k, v = map(_side_by_side, (query, key, value))
         return self.callback(module.layer_idx, q, k, v, None)[None], None
 
     @contextmanager
@@ -215,6 +215,13 @@ class TransformersModel:
 
     def _error(self, reason: str) -> ModelError:
         return ModelError(f"{self._path}: this model cannot be run by transformers' modules: {reason}")
+
+
+def _side_by_side(heads: Tensor) -> Tensor:
+    """[T, heads, D] of [1, heads, T, D] with each token's heads one behind the other, as kernels want them and not all
+    models have them. A head that is the only one gets the stride that it would have among others."""
+    _, num_heads, num_tokens, head_dim = heads.shape
+    return heads[0].transpose(0, 1).flatten(1).view(num_tokens, num_heads, head_dim)
 
 
 def _look_at(module: Any, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> _Seen:

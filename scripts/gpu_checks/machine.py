@@ -5,6 +5,8 @@ Owns: timing. Never does: use a kernel of ours: a limit must not depend on what 
 
 from __future__ import annotations
 
+import os
+import shutil
 import statistics
 import sys
 import time
@@ -46,6 +48,7 @@ class Machine:
                 "capability": f"{properties.major}.{properties.minor}",
                 "multiprocessors": properties.multi_processor_count,
                 "memory_gib": round(properties.total_memory / 2**30, 1),
+                "compiler": os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),  # Triton needs one
             }
         return own
 
@@ -56,6 +59,15 @@ class Machine:
         source = torch.ones(size, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         return 2 * size / self.seconds(lambda: target.copy_(source), repeats=10, is_least=True)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a kernel has done what nothing more can follow in this process."""
+        try:
+            self.wait()
+        except RuntimeError:
+            return True
+        return False
 
     def wait(self) -> None:
         """Until the device has done all that was asked of it."""

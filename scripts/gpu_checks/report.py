@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["Budget", "Report", "Row", "Status"]
+__all__ = ["Budget", "DeviceLostError", "Report", "Row", "Status"]
 
 Status = Literal["ok", "FAIL", "MISS", "skip", "info"]  # MISS: right, and slower than asked
 
@@ -31,6 +31,18 @@ class Row:
     status: Status
     result: str
     values: dict[str, Any] = field(default_factory=dict)
+
+
+class DeviceLostError(RuntimeError):
+    """A kernel did what no process comes back from (an illegal address, say).
+
+    Attributes:
+        begin: where another process may go on in this part.
+    """
+
+    def __init__(self, begin: int) -> None:
+        super().__init__("nothing more can be done on the device by this process")
+        self.begin = begin
 
 
 class Budget:
@@ -53,14 +65,17 @@ class Budget:
 class Report:
     """Rows in the order found. Each is also printed at once, so that a run that is cut short has said what it knew."""
 
-    def __init__(self, facts: dict[str, Any]) -> None:
+    def __init__(self, facts: dict[str, Any], path: Path | None = None) -> None:
+        """`path`: a file that has each row as soon as it is there, however the run ends."""
         self.facts = facts
         self.rows: list[Row] = []
+        self._path = path
 
     def add(self, row: Row) -> None:
         """Take a row in."""
         self.rows.append(row)
         print(f"[{row.part}] {row.what}: {row.status} {row.result}", flush=True)
+        self.write()
 
     @property
     def num_failed(self) -> int:
@@ -75,10 +90,11 @@ class Report:
         lines.insert(1, _line(["-" * width for width in widths] + ["---"], widths))
         return "\n".join(lines)
 
-    def write(self, path: Path) -> None:
-        """The file; written after each part, so that it is there however the run ends."""
-        content = {"facts": self.facts, "rows": [asdict(row) for row in self.rows]}
-        path.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+    def write(self) -> None:
+        """The file, if there is to be one."""
+        if self._path is not None:
+            content = {"facts": self.facts, "rows": [asdict(row) for row in self.rows]}
+            self._path.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 def _line(row: Sequence[str], widths: Iterable[int]) -> str:

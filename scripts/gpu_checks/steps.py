@@ -5,6 +5,7 @@ Owns: which batches, the rows, and what must hold. Never does: run a batch (`dec
 
 from __future__ import annotations
 
+import gc
 from dataclasses import asdict
 from typing import Any
 
@@ -98,6 +99,7 @@ def memory_share(
 def free(machine: Machine) -> None:
     """Give the memory of what is gone back to the device."""
     if machine.is_cuda:
+        gc.collect()  # an executor and its graphs name each other
         torch.cuda.empty_cache()
 
 

@@ -102,7 +102,7 @@ def test_packed_sequences_are_those_of_the_reference(adapter: Any) -> None:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def installed(monkeypatch: pytest.MonkeyPatch, adapter: Any) -> Iterator[None]:
     monkeypatch.setattr(backends, "find_spec", lambda _name: object())
     resolve_backend.cache_clear()
     yield
@@ -123,6 +123,17 @@ def test_it_says_what_it_takes() -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             resolve_backend("attention", "flash_attn", conditions)
+
+
+@pytest.mark.usefixtures("installed")
+def test_one_that_cannot_be_loaded_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = Conditions("cuda", "bfloat16", 256, 128)
+    monkeypatch.setitem(
+        sys.modules, "flash_attn", ModuleType("flash_attn")
+    )  # as flash-attn 4, which has flash_attn.cute
+    assert resolve_backend("attention", "auto", fits) == "triton"
+    with pytest.raises(ConfigError, match=r"flash-attn cannot be loaded \(cannot import name"):
+        resolve_backend("attention", "flash_attn", fits)
 
 
 def test_without_it_naming_it_is_an_error() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from procengine.device_streams import HostStreams, open_streams
+from procengine.device_streams import CudaStreams, HostStreams, open_streams
 from procengine.fetch_pool import FetchPool
 from procengine.send_arena import SendArena
 from procengine.staging import StagingRing
@@ -74,6 +76,51 @@ def test_what_was_fetched_stays_when_its_memory_goes_round() -> None:
     first = pool.fetch([torch.tensor([1, 2])])()
     second = pool.fetch([torch.tensor([3, 4])])()
     assert [array.tolist() for array in (*first, *second)] == [[1, 2], [3, 4]]
+
+
+def test_all_graphs_of_a_gpu_are_warmed_up_and_captured_on_one_stream_and_share_their_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With stand-ins for what torch has for CUDA."""
+    current, captured = ["main"], []
+
+    class Stream:
+        def wait_stream(self, _other: object) -> None: ...
+
+    class Entered:
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        def __enter__(self) -> None:
+            current.append(self._stream)
+
+        def __exit__(self, *_: object) -> None:
+            current.pop()
+
+    def graph(_graph: object, *, pool: object, stream: object, capture_error_mode: str) -> Entered:
+        captured.append((pool, stream, capture_error_mode))
+        return Entered(stream)
+
+    for name, stand_in in {
+        "Stream": lambda _device: Stream(),
+        "current_stream": lambda _device: Stream(),
+        "stream": Entered,
+        "graph_pool_handle": object,
+        "CUDAGraph": lambda: SimpleNamespace(replay=None),
+        "graph": graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    streams, used = CudaStreams(torch.device("cuda")), []
+
+    def work() -> Tensor:
+        used.append(current[-1])
+        return torch.zeros(1)
+
+    for _ in range(3):
+        streams.capture(work)
+    assert len(used) == 6  # each once before
+    assert {*used} == {stream for _, stream, _ in captured}
+    assert len({*captured}) == 1
 
 
 def test_a_graph_does_its_work_again_and_leaves_the_result_in_its_place() -> None:

@@ -63,3 +63,14 @@ def test_without_a_gpu_nothing_is_changed(tmp_path: Path, environ: dict[str, str
 
 def test_a_device_that_the_kernel_does_not_know_is_near_nothing(sysfs: Path) -> None:
     assert cpus_near("0000:00:00.0", sysfs) == frozenset()
+
+
+def test_gpus_that_a_container_is_told_of_and_does_not_have_are_not_counted(driver: Path, sysfs: Path) -> None:
+    for minor, address in enumerate(ADDRESSES):
+        (driver / address / "information").write_text(f"Model: \t NVIDIA H200\nDevice Minor: \t {minor}\n")
+    devices = sysfs / "dev"
+    devices.mkdir()
+    (devices / "nvidia1").touch()
+    placed = [place_worker(rank, {}, driver, sysfs, devices) for rank in range(2)]
+    assert [one.environment["CUDA_VISIBLE_DEVICES"] for one in placed] == ["0", "0"], "it is the only one"
+    assert [one.cpus for one in placed] == [NEAR[1], NEAR[1]]

@@ -48,6 +48,7 @@ RUNNERS = (
     "procengine.token_heads",
     "procengine.executor",
     "procengine.torch_executor",
+    "procengine.warm_up",
     "procengine.native_executor",
     "procengine.logits_processors",
     "procengine.logits_state",

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from procengine.config import LoraConfig, ModelConfig
 from procengine.decode_graphs import graph_sizes
@@ -56,12 +58,40 @@ CONFIG = ModelConfig(
 
 
 class NoValues(HostStreams):
-    """Results are zeros."""
+    """Results are zeros, and nothing goes in: all copies that wait for nobody are these."""
+
+    def copy_in_order(self, source: Tensor, target: Tensor) -> None:
+        assert source.shape == target.shape
+
+    def copy_in(self, source: Tensor, target: Tensor, after: Event | None) -> Event:
+        assert source.shape == target.shape
+        return self.mark()
 
     def copy_out(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Event:
         for _, target in pairs:
             target.zero_()
         return self.mark()
+
+
+class NoNumbers(TorchFunctionMode):
+    """Refuses to assign a plain number to places that a tensor names: torch brings it to a GPU by a copy that waits."""
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__setitem__" and not isinstance(args[2], Tensor):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            assert not any(isinstance(one, Tensor) for one in index), f"{args[2]} is assigned to indexed places"
+        return func(*args, **(kwargs or {}))
+
+
+class NoCopies(TorchDispatchMode):
+    """Refuses any copy between host and device, of which those of `Streams` are none here."""
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, result = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
+        if name in ("_to_copy", "copy_"):
+            ends = {(one if isinstance(one, Tensor) else result).device.type for one in (*args[:2], result)}
+            assert len(ends) == 1, f"{name} between {ends}"
+        return result
 
 
 class AnyToken(ToyMasks):
@@ -99,14 +129,16 @@ def test_steps_of_every_kind_need_no_value(model: TinyModel, options: dict[str, 
     engine.add(PROMPTS[2], 6, every, rules=rules, min_position=43, num_prompt_logprobs=2)
     engine.add(PROMPTS[3], 6, RowSampling(3, features=GRAMMAR), grammar=AnyToken())
     engine.add(PROMPTS[0], 6, RowSampling(4, features=ADAPTER), adapter=1)
-    engine.run()
+    with NoNumbers(), NoCopies():  # type: ignore[no-untyped-call]
+        engine.run()
     assert [len(tokens) for tokens in engine.tokens.values()] == [6] * 5
 
 
 @pytest.mark.parametrize("pool", [pooling.pool_last, pooling.pool_mean])
 def test_pooling_needs_no_value(pool: Any) -> None:
     bounds = torch.empty(4, dtype=torch.int32, device=META)
-    assert pool(torch.empty(9, 5, device=META), bounds).shape == (3, 5)
+    with NoNumbers(), NoCopies():  # type: ignore[no-untyped-call]
+        assert pool(torch.empty(9, 5, device=META), bounds).shape == (3, 5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

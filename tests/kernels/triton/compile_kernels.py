@@ -91,6 +91,9 @@ def launch_all(dtype: torch.dtype) -> None:
         cache = _cache(torch.float16, own)
         attention.paged_attention(q.half(), cache, cache, _meta(2000, slots), 0.1)
     attention.varlen_attention(q, k, v, _STARTS, 2, 0.1, causal=False)
+    for head_dim, other in ((256, torch.bfloat16), (512, torch.bfloat16), (128, torch.float32), (256, torch.float32)):
+        wide = torch.zeros(4, 2, head_dim, dtype=other)  # whose tiles take most memory
+        attention.varlen_attention(wide, wide, wide, _STARTS, 2, 0.1)
     rows = torch.randn(3, 128256)
     sampling.sample(rows, tensors(3, top_k=3, top_p=0.5, min_p=0.1), ALL)
     sampling.sample(rows, tensors(3, temperature=0.0), SamplingFeatures.NONE)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,14 +30,27 @@ KERNELS = {
 }
 
 
+def run(folder: Path, program: str, *arguments: str) -> list[dict[str, Any]]:
+    """What a program of this folder says, in which Triton compiles."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    command = [sys.executable, "-m", f"tests.kernels.triton.{program}", *arguments]
+    done = subprocess.run(command, check=False, env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_every_kernel_compiles_for_a_gpu_and_fits(tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
-    command = [sys.executable, "-m", "tests.kernels.triton.compile_kernels"]
-    done = subprocess.run(command, check=False, env=env, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    compiled = [json.loads(line) for line in done.stdout.splitlines()]
+    compiled = run(tmp_path, "compile_kernels")
     assert {line["kernel"] for line in compiled} == KERNELS
     assert all(line["shared"] <= SHARED_MEMORY for line in compiled), compiled
+
+
+@pytest.mark.parametrize("weights", ["none", pytest.param("int4", marks=pytest.mark.slow)])
+def test_no_step_waits_for_a_compiler(weights: str, tmp_path: Path) -> None:
+    """Whatever steps there are, wherever their inputs lie: all they run has been compiled before the first."""
+    (found,) = run(tmp_path, "launched_kernels", weights)
+    assert len(found["warm"]) > 10
+    assert set(found["all"]) - set(found["warm"]) == set()

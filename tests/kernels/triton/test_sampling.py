@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -73,6 +75,24 @@ def test_rows_of_all_kinds_in_one_batch() -> None:
         min_p=[(0.0, 0.1)[row % 2] for row in range(rows)],
     )
     assert torch.equal(sampling.sample(logits, batch, ALL), reference.sample(logits, batch, ALL))
+
+
+def test_temperatures_and_filters_may_be_columns_of_one_table() -> None:
+    """As a runner has them: temperature, top_p and min_p of a slot lie side by side."""
+    rows = 6
+    logits = torch.randn(rows, 300, generator=torch.Generator().manual_seed(4)) * 3
+    table = torch.tensor([[0.3, 0.5, 0.1], [1.5, 0.9, 0], [0.7, 1, 0], [0.0, 0.3, 0.2], [1, 1, 0], [0.9, 0.8, 0.05]])
+    temperature, top_p, min_p = table.unbind(1)
+    apart = tensors(rows, temperature=temperature.tolist(), top_p=top_p.tolist(), min_p=min_p.tolist())
+    batch = replace(apart, temperature=temperature, top_p=top_p, min_p=min_p)
+    assert torch.equal(sampling.sample(logits, batch, ALL), reference.sample(logits, apart, ALL))
+
+
+def test_a_filter_that_the_batch_does_not_name_is_not_applied() -> None:
+    logits = torch.randn(ROWS, 300, generator=torch.Generator().manual_seed(5))
+    batch = tensors(ROWS, top_k=3, top_p=0.2, min_p=0.5)
+    for features in (RANDOM, RANDOM | SamplingFeatures.TOP_K, RANDOM | SamplingFeatures.MIN_P):
+        assert torch.equal(sampling.sample(logits, batch, features), reference.sample(logits, batch, features))
 
 
 def test_a_token_of_probability_zero_is_never_drawn() -> None:

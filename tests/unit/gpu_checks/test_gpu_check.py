@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,11 +46,13 @@ def load(name: str) -> Any:
     return module
 
 
-def run(folder: Path, *arguments: str, hidden: tuple[str, ...] = ()) -> tuple[int, dict[str, Any], str]:
+def run(
+    folder: Path, *arguments: str, hidden: tuple[str, ...] = (), scripts: Path = ROOT / "scripts"
+) -> tuple[int, dict[str, Any], str]:
     """Exit status, the file's content, and what was printed."""
     (folder / "sitecustomize.py").write_text(_HIDING.format(hidden=hidden) if hidden else "")
-    env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(folder)}
-    command: list[str | Path] = [ROOT / "scripts" / "gpu_check", "--device", "cpu", "--json", "found.json", *arguments]
+    env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
+    command: list[str | Path] = [scripts / "gpu_check", "--device", "cpu", "--json", "found.json", *arguments]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert (folder / "found.json").is_file(), done.stderr[-3000:]
     return done.returncode, json.loads((folder / "found.json").read_text()), done.stdout
@@ -120,3 +123,41 @@ def test_a_part_that_fails_is_a_row_and_the_next_one_runs(tmp_path: Path) -> Non
     assert [row["part"] for row in failed] == ["greedy"]
     assert "nothing-here" in failed[0]["result"]
     assert any(row["part"] == "steps" for row in found["rows"])
+
+
+def changed(folder: Path, module: str, old: str, new: str) -> Path:
+    """The script with something else in one of its modules: its folder."""
+    scripts = folder / "scripts"
+    scripts.mkdir()
+    for name in ("gpu_check", "gpu_check.py"):
+        shutil.copy(ROOT / "scripts" / name, scripts)
+    shutil.copytree(ROOT / "scripts/gpu_checks", scripts / "gpu_checks")
+    text = (scripts / "gpu_checks" / module).read_text()
+    assert text.count(old) == 1
+    (scripts / "gpu_checks" / module).write_text(text.replace(old, new))
+    return scripts
+
+
+def test_a_part_whose_process_dies_is_a_row_and_the_next_one_runs(tmp_path: Path) -> None:
+    die = "    import os\n    os.kill(os.getpid(), 9)\n    sizes = Sizes.of(machine.is_cuda)\n"
+    scripts = changed(tmp_path, "kernels.py", "    sizes = Sizes.of(machine.is_cuda)\n", die)
+    status, found, printed = run(tmp_path, "--only", "kernels,steps", scripts=scripts)
+    assert status == 1, printed
+    (failed,) = [row for row in found["rows"] if row["status"] == "FAIL"]
+    assert (failed["part"], failed["result"]) == (
+        "kernels",
+        "its process ended with status -9; the last that it did: nothing",
+    )
+    assert any(row["part"] == "steps" and row["status"] == "ok" for row in found["rows"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_behind_a_kernel_that_loses_the_device_another_process_goes_on(tmp_path: Path) -> None:
+    once = "import pathlib\n        at = pathlib.Path('lost')\n        return not at.exists() and at.touch() is None\n"
+    scripts = changed(tmp_path, "machine.py", "return False\n", once)
+    status, found, printed = run(tmp_path, "--only", "kernels", scripts=scripts)
+    assert status == 1, printed
+    assert "DeviceLostError" in found["rows"][1]["result"]
+    others = [row["what"] for row in found["rows"] if row["status"] == "ok"]
+    assert len(others) == len(found["rows"]) - 1 == len({*others}) > 15, "each kernel once"
