@@ -64,8 +64,7 @@ def run_session(
 
     An interrupt (Ctrl-C) ends the runs; what was measured until then counts.
     """
-    kinds = sorted({workload.is_streaming for workload in workloads})
-    with _started(specs, kinds, source, logs, limits, progress) as seats:
+    with _started(specs, source, logs, limits, progress) as seats:
         try:
             for number in run_numbers:
                 for workload in workloads:
@@ -98,7 +97,7 @@ class _Seat:
         self.result = EngineResult(spec)
         self.process: EngineProcess | None = None
 
-    def start(self, warmup: Sequence[Load], logs: Path, limits: Limits) -> None:
+    def start(self, warmup: Mapping[bool, Load], logs: Path, limits: Limits) -> None:
         """Load it, warm it up, and see whether it leaves the cores alone when it has nothing to do."""
         begin_s = time.perf_counter()
         self.process = process = EngineProcess(
@@ -108,7 +107,7 @@ class _Seat:
             ready = process.wait_ready(limits.start_s)
             self.result.ready_s = time.perf_counter() - begin_s
             self.result.version, self.result.precision = ready.version, ready.precision
-            for load in warmup:
+            for load in warmup.values():
                 figures_of(load, process.run(load, limits.run_s))  # for its checks
             time.sleep(limits.settle_s)
             self.result.idle_share = process.busy_share(limits.idle_s)
@@ -178,20 +177,15 @@ class _Seat:
 
 @contextlib.contextmanager
 def _started(
-    specs: Sequence[EngineSpec],
-    kinds: Sequence[bool],
-    source: PromptSource,
-    logs: Path,
-    limits: Limits,
-    progress: Callable[[str], None],
+    specs: Sequence[EngineSpec], source: PromptSource, logs: Path, limits: Limits, progress: Callable[[str], None]
 ) -> Iterator[list[_Seat]]:
-    """All engines, warmed up by loads of these kinds, streaming or not."""
     seats = [_Seat(spec) for spec in specs]
     with contextlib.ExitStack() as exits:
         for seat in seats:
             exits.callback(seat.close)
             progress(f"loading {seat.result.spec.name} ...")
-            seat.start([warmup_load(source, is_streaming=is_streaming) for is_streaming in kinds], logs, limits)
+            warmup = {is_streaming: warmup_load(source, is_streaming=is_streaming) for is_streaming in (False, True)}
+            seat.start(warmup, logs, limits)
             progress(_describe_start(seat.result))
         yield seats
 
