@@ -80,7 +80,7 @@ def test_every_kind_of_request_is_served_without_torch(group: RunningGroup, tiny
 def _logprobs(model: torch.nn.Module, prompt: list[int]) -> Tensor:
     """[n - 1], of each token behind the first."""
     with torch.inference_mode():
-        logprobs = model(torch.tensor([prompt])).logits[0, :-1].float().log_softmax(-1)
+        logprobs: Tensor = model(torch.tensor([prompt])).logits[0, :-1].float().log_softmax(-1)
     return logprobs.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
 
 
