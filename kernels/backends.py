@@ -13,13 +13,21 @@ from importlib.util import find_spec
 
 from procengine.errors import ConfigError
 
-__all__ = ["OPERATIONS", "Backend", "Conditions", "cache_dtypes", "preferred_block_size", "resolve_backend"]
+__all__ = [
+    "FP8_CAPABILITY",
+    "OPERATIONS",
+    "Backend",
+    "Conditions",
+    "cache_dtypes",
+    "preferred_block_size",
+    "resolve_backend",
+]
 
 logger = logging.getLogger(__name__)
 
 # rowwise: norms, activations, rope with the write to the cache, changes to logits, sampling, log probabilities.
 OPERATIONS = ("attention", "rowwise")
-_FP8_CAPABILITY = (8, 9)  # from which on Triton has e4m3
+FP8_CAPABILITY = (8, 9)  # of GPUs, from which on there is e4m3
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +92,9 @@ def _why_not_triton(conditions: Conditions) -> str | None:
 
 def _why_no_fp8(conditions: Conditions) -> str | None:
     found = conditions.capability
-    if conditions.quantized_cache != "fp8" or found is None or found >= _FP8_CAPABILITY:
+    if conditions.quantized_cache != "fp8" or found is None or found >= FP8_CAPABILITY:
         return None
-    needed, has = (".".join(map(str, one)) for one in (_FP8_CAPABILITY, found))
+    needed, has = (".".join(map(str, one)) for one in (FP8_CAPABILITY, found))
     return f"kv_cache_dtype fp8 takes a GPU of compute capability {needed}, and this one has {has}"
 
 

@@ -139,7 +139,7 @@ def _cache_bytes(config: EngineConfig, model: TorchModel) -> int:
 def _load_torch(config: EngineConfig, progress: bool) -> TorchModel:
     import torch
 
-    from procengine.kernels.backends import Conditions
+    from procengine.kernels.backends import FP8_CAPABILITY, Conditions
     from procengine.kernels.operations import open_operations
     from procengine.models.loader import load_model
     from procengine.torch_executor import TorchModel
@@ -153,7 +153,7 @@ def _load_torch(config: EngineConfig, progress: bool) -> TorchModel:
     conditions = Conditions(
         worker.device, worker.dtype, config.cache.block_size, model.head_dim, quantized_cache, capability
     )
-    if worker.quantization == "fp8" and capability is not None and capability < (8, 9):
+    if worker.quantization == "fp8" and capability is not None and capability < FP8_CAPABILITY:
         raise ConfigError("quantization: this GPU has no fp8 (it takes compute capability 8.9); int8 is as large")
     operations = open_operations(worker.attention_backend, conditions)  # before the slow part: it may not be possible
     try:

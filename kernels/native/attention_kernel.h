@@ -340,12 +340,11 @@ class ItemWorker {
         if constexpr (Cache::HAS_SCALES) {
             find_key_scales(first_key, count);
             widen_values(first_key, count);
-            fetch_next_keys(first_key, count);
         } else {
             find_values(first_key, count);
             fetch_values(count);
-            fetch_next_keys(first_key, count);
         }
+        fetch_next_keys(first_key, count);
         for (int64_t row = 0; row < item_.num_rows; row += ROWS) {
             switch (least(ROWS, item_.num_rows - row)) {
                 case 1: sum_rows<1>(row, first_key, count, states); break;

@@ -312,19 +312,6 @@ struct Int4 {
     using Group = Int4Group<ROWS, HAS_MINS, IS_SPREAD>;
 };
 
-// Writes the values of an INT4 panel to bytes, in the order of INT8.
-void spread4(const uint8_t* panel, int64_t inputs, uint8_t* bytes) {
-    const __m256i nibbles = _mm256_set1_epi8(15);
-    for (int64_t k = 0; k < inputs; k += 8, panel += 4 * PANEL, bytes += 8 * PANEL) {
-        for (int64_t i = 0; i < 4 * PANEL; i += 32) {
-            const __m256i both = load_bytes(panel + i);
-            _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + i), _mm256_and_si256(both, nibbles));
-            _mm256_store_si256(reinterpret_cast<__m256i*>(bytes + 4 * PANEL + i),
-                               _mm256_and_si256(_mm256_srli_epi16(both, 4), nibbles));
-        }
-    }
-}
-
 // Adds one group of ROWS rows to y [ROWS][32].
 template <int ROWS, typename Groups>
 PE_INLINE void add_group(const Groups& of_rows, const IntPanel w, const RowsOf x, int64_t group, float* y) {
@@ -407,7 +394,7 @@ void int4_rows(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t ou
 void int4_block(const IntPanel& w, const QuantizedRows& x, Range rows, int64_t output, int64_t outputs, const Epilogue& e) {
     if (rows.size() < SPREAD4_FROM_ROWS) return int4_rows<false>(w, x, rows, output, outputs, e);
     uint8_t* const bytes = thread_scratch(PANEL * w.inputs);
-    spread4(w.values, w.inputs, bytes);
+    unpack4_scalar(w.values, w.inputs, 0, bytes);
     IntPanel spread = w;
     spread.values = bytes;
     int4_rows<true>(spread, x, rows, output, outputs, e);

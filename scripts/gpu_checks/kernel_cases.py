@@ -18,6 +18,7 @@ from procengine.kernels.activation import triton as activation
 from procengine.kernels.attention import reference as attention_reference
 from procengine.kernels.attention import triton as attention
 from procengine.kernels.attention.metadata import AttentionMetadata
+from procengine.kernels.backends import FP8_CAPABILITY
 from procengine.kernels.kv_cache import reference as kv_cache_reference
 from procengine.kernels.kv_cache import triton as kv_cache
 from procengine.kernels.kv_cache.quantized import KVCache, QuantizedCache, QuantizedKind, open_cache
@@ -146,7 +147,7 @@ class _Cases:
 
     def cache_kinds(self) -> tuple[QuantizedKind, ...]:
         """Caches of 8 bits that Triton has here."""
-        has_fp8 = self._device.type == "cpu" or torch.cuda.get_device_capability(self._device) >= (8, 9)
+        has_fp8 = self._device.type == "cpu" or torch.cuda.get_device_capability(self._device) >= FP8_CAPABILITY
         return ("int8", "fp8") if has_fp8 else ("int8",)
 
     def _caches(self, num_blocks: int, count: int, kind: QuantizedKind | None = None) -> list[KVCache]:
