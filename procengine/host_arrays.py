@@ -6,6 +6,7 @@ Owns: how numpy does what `Arrays` asks for. Never does: load torch, but for a p
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from procengine.arrays import ElementType, RowKernels
 from procengine.kernels.logits import native as logits
 from procengine.kernels.native.arguments import BFLOAT16
+from procengine.kernels.native.zeroed_memory import zeroed_memory
 from procengine.kernels.pooling import native as pooling
 from procengine.kernels.sampling import native as sampling
 
@@ -25,6 +27,7 @@ __all__ = ["HostArrays"]
 logger = logging.getLogger(__name__)
 
 HostArray = NDArray[Any]
+_LARGE = 1 << 20  # bytes: such as the KV pool's, which fill little by little
 _KERNELS: RowKernels[HostArray] = RowKernels(
     logits.add_rows,
     logits.apply_penalties,
@@ -45,7 +48,12 @@ class HostArrays:
 
     def new(self, shape: Sequence[int], dtype: ElementType, fill: float = 0) -> HostArray:
         own = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
-        return np.full(shape, fill, own) if fill else np.zeros(shape, own)
+        if fill:
+            return np.full(shape, fill, own)
+        num_bytes = math.prod(shape) * own.itemsize
+        if num_bytes < _LARGE:
+            return np.zeros(shape, own)
+        return zeroed_memory(num_bytes, huge_pages=False).view(own).reshape(shape)
 
     def send(self, values: HostArray) -> HostArray:
         return values

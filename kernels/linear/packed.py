@@ -7,7 +7,6 @@ are described in `kernels/native/quant.h`. Free of torch.
 from __future__ import annotations
 
 import ctypes
-import mmap
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,13 +16,13 @@ from numpy.typing import NDArray
 from procengine.errors import ConfigError
 from procengine.kernels.native.arguments import FLOAT_IDS, address
 from procengine.kernels.native.library import native_function
+from procengine.kernels.native.zeroed_memory import zeroed_memory
 
 __all__ = ["GGML_FORMATS", "LARGEST_BY_TILES", "PackedFormat", "PackedMatrix", "WeightMemory", "gate_up_order"]
 
 PANEL = 32  # outputs that lie together
 LARGEST_BY_TILES = 255.0  # what AMX multiplies in the place of integers (`gemm_amx.cpp`)
 _ALIGNMENT = 64
-_HUGE_PAGE = 2 << 20
 
 _FORMAT_IDS = {"int8": 0, "int4": 1, "bf16": 2}
 _BITS = {"int8": 8, "int4": 4, "bf16": 16}
@@ -95,19 +94,10 @@ _GGML_BLOCKS = {  # weights and bytes of a block
 
 
 class WeightMemory:
-    """Zeroed memory in huge pages, where the system has them, given out piece after piece and never taken back.
-
-    A forward pass reads its weights from one end to the other: in small pages it spends a tenth of its time on finding
-    them.
-    """
+    """Zeroed memory in huge pages, where the system has them, given out piece after piece and never taken back."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._map = mmap.mmap(-1, max(1, num_bytes) + _HUGE_PAGE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        whole = np.frombuffer(self._map, np.uint8)
-        start = -address(whole) % _HUGE_PAGE
-        self._memory = whole[start : start + num_bytes]
+        self._memory = zeroed_memory(num_bytes, huge_pages=True)
         self._used = 0
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
