@@ -175,6 +175,16 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             unit="tokens",
         ),
     ] = None
+    max_overtaken_tokens: Annotated[
+        int,
+        About(
+            _SCHEDULING,
+            "most tokens of later prompts that may go before a longer one (short prompts wait less); 0: as they come",
+            0,
+            1 << 20,
+            unit="tokens",
+        ),
+    ] = 4096
     max_model_len: Annotated[
         int | None,
         About(
@@ -189,7 +199,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = True
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"],
-        About(_SCHEDULING, "who starts first: fcfs, in order of arrival, or priority, smaller numbers first"),
+        About(
+            _SCHEDULING,
+            "who starts first: fcfs, as they come (see max_overtaken_tokens), or priority, smaller numbers first",
+        ),
     ] = "fcfs"
     async_depth: Annotated[
         int, About(_SCHEDULING, "steps planned ahead of the device; 1 waits for each result", 1, 3)

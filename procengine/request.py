@@ -75,6 +75,7 @@ class Request:
         grammar: what its tokens must obey; None is nothing.
         num_prompt_logprobs: alternatives to show for each prompt token; -1 is no prompt logprobs.
         adapter: place of its LoRA adapter in the workers.
+        turn: its place in the queue of a worker, see `PromptQueue`; None: it was in none, or there are no turns.
         token_ids: int32 [n], prompt and confirmed output; stale while the request has a slot.
         num_in_flight: results that a worker still owes, kept only while the request has no slot.
         block_hashes: content addresses of the full blocks of `token_ids`.
@@ -99,6 +100,7 @@ class Request:
     grammar: TokenMasks | None = None
     num_prompt_logprobs: int = -1
     adapter: int = NO_ADAPTER
+    turn: int | None = None
     token_ids: NDArray[np.int32] = field(init=False)
     block_hashes: list[bytes] = field(default_factory=list)
     num_in_flight: int = 0
@@ -124,9 +126,9 @@ class Request:
         return self.num_worker_deaths > 1
 
     @property
-    def order(self) -> tuple[bool, int, int]:
+    def order(self) -> tuple[bool, int, int, int]:
         """Sort key of service: smaller is served first and preempted last. Others wait until suspects are cleared."""
-        return (not self.is_suspect, self.priority, self.key)
+        return (not self.is_suspect, self.priority, self.turn or 0, self.key)
 
     def note_worker_death(self, num_computed: int) -> None:
         """The worker it was running on died, with `num_computed` tokens computed or on the way (it has no slot now)."""

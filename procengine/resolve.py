@@ -146,6 +146,7 @@ def _scheduler(args: EngineArgs, model: ModelConfig, device: Device) -> Schedule
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=budget,
         max_mixed_tokens=_mixed_tokens(args, device),
+        max_overtaken_tokens=args.max_overtaken_tokens,
         max_embed_tokens=args.max_num_batched_tokens
         or max(budget, _CHUNK_TOKENS, max_model_len if model.encoder else 0),
         max_model_len=max_model_len,

@@ -310,6 +310,7 @@ def _limits(config: EngineConfig, num_blocks: int) -> SchedulerLimits:
         max_num_seqs=scheduler.max_num_seqs,
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_mixed_tokens=scheduler.max_mixed_tokens,
+        max_overtaken_tokens=scheduler.max_overtaken_tokens,
         max_model_len=scheduler.max_model_len,
         block_size=cache.block_size,
         num_blocks=num_blocks,

@@ -23,6 +23,7 @@ class SchedulerLimits:
     is_priority_policy: bool = False
     decode_steps: int = 1
     max_mixed_tokens: int | None = None  # of a step whose decode rows wait for its prompts; None: as of any other
+    max_overtaken_tokens: int = 0  # of prompts that come later and go first, see `PromptQueue`; 0: as they came
     num_speculative_tokens: int = 0  # most proposed tokens a row tries in a step; 0 is no speculation
     windows: tuple[int | None, ...] = (None,)  # of each group of layers, see `BlockGroups`
 

@@ -48,8 +48,9 @@ class RequestBlocks:
     def match(self, request: Request) -> CachedPrefix:
         """Cached blocks of a waiting request's tokens. At least one token is left to compute.
 
-        A prefix that another request is computing is not computed twice: a prompt that is not finished takes the whole
-        budget of a step, so nobody is admitted before its blocks are published.
+        A prefix that another request is computing is not computed twice: a prompt that is not finished leaves nothing
+        of a step to those behind it, so none of them is admitted before its blocks are published. Who overtakes it
+        finds those that are.
         """
         num_usable = len(request.token_ids) - 1
         if request.wants_prompt_logits:
@@ -74,6 +75,14 @@ class RequestBlocks:
         assert fresh is not None
         return np.concatenate((prefix.table(), fresh.reshape(self.groups.num_groups, -1)), axis=1)
 
+    def enter(self, slot: int, blocks: Int32s, prefix: CachedPrefix) -> list[BlockUpdate]:
+        """Give a new slot the block tables of `take`; what is cached counts as computed. Returns what changed."""
+        table = self._table
+        indices = table.extend_blocks(slot, blocks)
+        table.first_blocks[:, slot] = prefix.firsts
+        table.num_computed[slot] = prefix.num_blocks * self._block_size
+        return [BlockUpdate(np.full(indices.size, slot, np.intp), indices, blocks)] if indices.size else []
+
     def grow(self, slots: Slots) -> BlockUpdate:
         """One more block in each group for each of `slots` (no repeats); there are that many."""
         blocks = self._pool.allocate(slots.size * self.groups.num_groups)
@@ -86,7 +95,7 @@ class RequestBlocks:
 
         Returns:
             For how many of the next `length` there are blocks. With none it waits for a row that decodes: alone it
-            always finds one, and nobody is admitted before it has what it needs.
+            always finds one, and nobody behind it gets any before it has what it needs.
         """
         self.drop_passed(np.array([slot]))
         num_held = int(self._table.num_blocks[slot])

@@ -4,9 +4,9 @@ Owns: the waiting queue, the running rows and the blocks of one worker. Never do
 a socket or a model.
 
 One rule, no phases: let `num_computed` catch up with each request's tokens within a token budget. Decodes go first,
-then running prefills, then waiting requests. A step is planned before the tokens of the steps in flight are known,
-assuming that each row yields one token a forward pass: an end by length is known in advance and wastes nothing, an end
-by stop token wastes the row in the steps already sent, whose results are dropped.
+then prompts, those that have begun and those that wait in one order. A step is planned before the tokens of the steps
+in flight are known, assuming that each row yields one token a forward pass: an end by length is known in advance and
+wastes nothing, an end by stop token wastes the row in the steps already sent, whose results are dropped.
 
 Blocks are reused without a fence, because a worker runs its steps in order; and a block may be shared in the very step
 that fills it, because a worker writes the KV entries of all rows of a layer before it reads any.
@@ -26,17 +26,17 @@ from procengine.scheduler.grammar_rows import GrammarRows
 from procengine.scheduler.limits import SchedulerLimits
 from procengine.scheduler.lone_suspects import LoneSuspects
 from procengine.scheduler.owed_results import OwedResults
-from procengine.scheduler.plan import BlockUpdate, PrefillChunk, StepPlan
+from procengine.scheduler.plan import StepPlan
+from procengine.scheduler.prompt_chunk import plan_prompt_chunk
+from procengine.scheduler.prompt_queue import PromptQueue
 from procengine.scheduler.ready_rows import ready_rows
 from procengine.scheduler.request_blocks import RequestBlocks
 from procengine.scheduler.slot_table import VACANT, Slots, SlotTable
-from procengine.scheduler.waiting_queue import WaitingQueue
 from procengine.stopping import FINISH_REASON, NOT_FINISHED, check_finish
 
 __all__ = ["Scheduler"]
 
 Int32s = NDArray[np.int32]
-_NO_TOKENS = np.zeros(0, np.int32)
 
 
 class Scheduler:
@@ -49,8 +49,8 @@ class Scheduler:
         self.table = SlotTable(limits.max_num_seqs, limits.max_model_len, limits.block_size, num_groups)
         self.pool = BlockPool(limits.num_blocks, enable_prefix_caching=limits.enable_prefix_caching)
         self._blocks = RequestBlocks(self.pool, self.table, limits)
-        self.waiting = WaitingQueue()
-        self._prefilling: list[Request] = []
+        self._prompts = PromptQueue(limits.max_overtaken_tokens)
+        self.waiting = self._prompts.waiting
         self._decode_slots: Slots = np.zeros(0, np.intp)
         self._row_steps: Int32s = np.zeros(0, np.int32)
         self.grammars = GrammarRows()
@@ -71,7 +71,7 @@ class Scheduler:
 
         May say no when only a prefix hit would let the next request in: its blocks are not counted here.
         """
-        if self._prefilling:
+        if self._prompts.begun:
             return True
         request = self.waiting.peek() if self.table.num_vacant else None
         if request is None or request.num_in_flight or not self._suspects.let_in(request, self.table):
@@ -81,19 +81,16 @@ class Scheduler:
 
     @property
     def would_take_another(self) -> bool:
-        """Whether the next step is going to hold a prompt, and has room for that of a request not yet here."""
+        """Whether the next step is going to hold a prompt, and has room for one not yet here, behind all others."""
         if not self.would_prefill:
             return False
-        num_left = self.limits.prompt_tokens_beside(self._decode_slots.size)
-        for request in self._prefilling:
-            num_left -= int(self.table.num_tokens[request.slot] - self.table.num_computed[request.slot])
-        return not self.waiting.holds_tokens(num_left)
+        return not self._prompts.hold_tokens(self.limits.prompt_tokens_beside(self._decode_slots.size), self.table)
 
     def add(self, request: Request) -> None:
         """Queue a request whose prompt fits the pool (`SchedulerLimits.pool_tokens`)."""
         if not self.limits.is_priority_policy:
             request.priority = 0
-        self.waiting.push(request)
+        self._prompts.add(request)
 
     def count_cached_tokens(self, request: Request) -> int:
         """Tokens of a new request's prompt that are in the cache now."""
@@ -132,6 +129,7 @@ class Scheduler:
                 request.note_worker_death(len(request.token_ids) + request.num_in_flight - 1)
         for request in running + waiting:
             request.num_in_flight = request.num_scored_tokens = 0
+            self._prompts.take_turn(request)
         return sorted(running + waiting, key=lambda request: request.order)
 
     # --- planning
@@ -143,8 +141,7 @@ class Scheduler:
         if plan.decode_steps == 1:  # a step of several forward passes holds decode rows alone
             budget = self.limits.prompt_tokens_beside(plan.decode_slots.size)
             budget -= sum(chunk.token_ids.size for chunk in plan.chunks)
-            budget = self._schedule_prefills(plan, budget)
-            self._admit_waiting(plan, budget)
+            self._schedule_prompts(plan, budget)
         if not plan.num_rows:
             return None
         if self.grammars.num_running:
@@ -239,29 +236,30 @@ class Scheduler:
             plan.block_updates.append(self._blocks.grow(due[num_missing > round_]))
         return slots, row_steps
 
-    def _schedule_prefills(self, plan: StepPlan, budget: int) -> int:
-        for request in list(self._prefilling):
-            if budget <= 0:
-                break
-            budget -= self._schedule_chunk(plan, request, budget)
-        return budget
+    def _schedule_prompts(self, plan: StepPlan, budget: int) -> None:
+        """Chunks of prompts, in order of service, until the budget is spent or one does not get all that it needs."""
+        may_start = True
+        while budget > 0 and (request := self._prompts.first(may_start=may_start)):
+            if request.slot != NO_SLOT or self._start_first(plan, request, budget):
+                budget = self._schedule_chunk(plan, request, budget)
+            else:
+                may_start = False  # nor may those that wait behind it
 
-    def _admit_waiting(self, plan: StepPlan, budget: int) -> None:
-        while budget > 0 and self.table.num_vacant and (request := self.waiting.peek()):
-            if request.num_in_flight:
-                break  # its newest tokens are still under way; they come with a step already sent
-            if not self._suspects.let_in(request, self.table):
-                break
-            prefix = self._blocks.match(request)
-            num_cached = prefix.num_blocks * self.limits.block_size
-            if not self.limits.enable_chunked_prefill and len(request.token_ids) - num_cached > budget:
-                break
-            blocks = self._blocks.take(request, prefix, self._num_reserved_blocks)
-            if blocks is None:
-                break
-            self.waiting.pop()
-            self._start(plan, request, blocks, prefix)
-            budget -= self._schedule_chunk(plan, request, budget)
+    def _start_first(self, plan: StepPlan, request: Request, budget: int) -> bool:
+        """Give the first of those that wait a slot and blocks, if that can be now."""
+        if not self.table.num_vacant or request.num_in_flight:
+            return False  # or its newest tokens are still under way; they come with a step already sent
+        if not self._suspects.let_in(request, self.table):
+            return False
+        prefix = self._blocks.match(request)
+        num_cached = prefix.num_blocks * self.limits.block_size
+        if not self.limits.enable_chunked_prefill and len(request.token_ids) - num_cached > budget:
+            return False
+        blocks = self._blocks.take(request, prefix, self._num_reserved_blocks)
+        if blocks is None:
+            return False
+        self._start(plan, request, blocks, prefix)
+        return True
 
     @property
     def _num_reserved_blocks(self) -> int:
@@ -270,23 +268,24 @@ class Scheduler:
         return per_group * self._blocks.groups.num_groups
 
     def _start(self, plan: StepPlan, request: Request, blocks: Int32s, prefix: CachedPrefix) -> None:
-        slot, table = self.table.place(request), self.table
-        indices = table.extend_blocks(slot, blocks)
-        table.first_blocks[:, slot] = prefix.firsts
-        table.num_computed[slot] = num_cached = prefix.num_blocks * table.block_size
+        slot = self.table.place(request)
+        plan.block_updates += self._blocks.enter(slot, blocks, prefix)
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = num_cached
+            request.num_cached_tokens = int(self.table.num_computed[slot])
             self.counters.prompt_tokens += len(request.prompt_token_ids)
-            self.counters.prefix_hit_tokens += num_cached
-        self._prefilling.append(request)
+            self.counters.prefix_hit_tokens += request.num_cached_tokens
+        self._prompts.start()
         self.grammars.enter(request)
         self._suspects.enter(request)
         plan.admitted.append(request)
-        if indices.size:
-            plan.block_updates.append(BlockUpdate(np.full(indices.size, slot, np.intp), indices, blocks))
 
     def _schedule_chunk(self, plan: StepPlan, request: Request, budget: int) -> int:
-        """Plan the next known tokens of a running request. Returns how many."""
+        """Plan the next known tokens of a running request.
+
+        Returns:
+            What is left of the budget for those behind it: nothing until its prompt is done, so that they do not take
+            what it lacks, be it blocks or room for a whole prompt.
+        """
         slot, table = request.slot, self.table
         start, num_tokens = int(table.num_computed[slot]), int(table.num_tokens[slot])
         length = num_tokens - start
@@ -298,21 +297,13 @@ class Scheduler:
             length = self._blocks.reserve_chunk(slot, start, length, plan.block_updates)
             if not length:
                 return 0
-        end = start + length
-        is_last = end == num_tokens
-        targets = request.prompt_token_ids[start + 1 : end + 1] if request.wants_prompt_logits else _NO_TOKENS
-        request.num_scored_tokens = max(request.num_scored_tokens, end)
-        plan.chunks.append(
-            PrefillChunk(
-                slot, start, table.token_ids[slot, start:end], int(is_last), targets, request.num_prompt_logprobs
-            )
-        )
-        table.num_computed[slot] = end
-        self._blocks.publish_prompt(request, slot, start, end)
-        if is_last:
-            self._prefilling.remove(request)
-            self._decode_slots = np.append(self._decode_slots, np.intp(slot))
-        return length
+        plan.chunks.append(plan_prompt_chunk(table, request, length))
+        self._blocks.publish_prompt(request, slot, start, start + length)
+        if start + length < num_tokens:
+            return 0
+        self._prompts.begun.remove(request)
+        self._decode_slots = np.append(self._decode_slots, np.intp(slot))
+        return budget - length
 
     # --- results
 
@@ -380,8 +371,8 @@ class Scheduler:
     def _leave_slot(self, request: Request) -> None:
         slot, table = request.slot, self.table
         self.grammars.leave(request)
-        if request in self._prefilling:
-            self._prefilling.remove(request)
+        if request in self._prompts.begun:
+            self._prompts.begun.remove(request)
             request.num_in_flight = 0
         else:
             self._decode_slots = self._decode_slots[self._decode_slots != slot]
@@ -398,7 +389,7 @@ class Scheduler:
             for blocks in self.table.held_blocks(request.slot):
                 np.add.at(held, blocks, 1)
         self.pool.check_integrity(held)
-        rows = set(self._decode_slots.tolist()) | {r.slot for r in self._prefilling}
+        rows = set(self._decode_slots.tolist()) | {r.slot for r in self._prompts.begun}
         assert rows == {r.slot for r in running}, "a running request is in no list, or in two"
         self._blocks.check_integrity([r.slot for r in running])
         decoding = self._decode_slots

@@ -16,7 +16,7 @@ class WaitingQueue:
     """A heap by `Request.order`. A finished request is dropped when it comes up, not searched for."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[bool, int, int], Request]] = []
+        self._heap: list[tuple[tuple[bool, int, int, int], Request]] = []
         self._num_waiting = 0
 
     def __len__(self) -> int:

@@ -49,6 +49,7 @@ RANGES: list[tuple[str, list[Any], list[Any]]] = [
     ("max_num_seqs", [1, 2048], [0, -1, 65537]),
     ("max_num_batched_tokens", [256, 1 << 20], [0, -1, (1 << 20) + 1]),
     ("max_mixed_tokens", [2, 1 << 20], [1, 0, (1 << 20) + 1]),
+    ("max_overtaken_tokens", [0, 1 << 20], [-1, (1 << 20) + 1]),
     ("max_model_len", [2, POSITIONS], [1, 0, -1]),
     ("async_depth", [1, 2, 3], [0, 4]),
     ("decode_steps", [1, 64], [0, 65]),
@@ -413,6 +414,7 @@ def test_options_reach_the_configuration_as_they_are(model: str) -> None:
         scheduling_policy="priority",
         async_depth=3,
         decode_steps=4,
+        max_overtaken_tokens=99,
         max_queued_requests=7,
         max_request_bytes=2048,
         drain_timeout=1.5,
@@ -421,6 +423,7 @@ def test_options_reach_the_configuration_as_they_are(model: str) -> None:
     assert (config.cache.block_size, config.cache.num_blocks, config.cache.enable_prefix_caching) == (8, 99, False)
     assert (config.scheduler.policy, config.scheduler.async_depth, config.scheduler.decode_steps) == ("priority", 3, 4)
     assert (config.limits.max_queued_requests, config.limits.max_request_bytes) == (7, 2048)
+    assert config.scheduler.max_overtaken_tokens == 99
     assert config.group.drain_timeout_s == 1.5
     assert config.worker.logits_processors == ("a:b", "c:d")
 

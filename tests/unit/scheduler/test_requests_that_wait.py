@@ -95,6 +95,7 @@ def test_random_runs_give_every_request_its_tokens_once(
             is_priority_policy=rng.random() < 0.5,
             decode_steps=decode_steps,
             num_speculative_tokens=num_speculative,
+            max_overtaken_tokens=(0, 30, 4096)[seed % 3],
         ),
         depth=depth,
         rule=token_of_few,

@@ -62,6 +62,7 @@ def random_windows(seed: int) -> Driver:
         "is_priority_policy": rng.random() < 0.5,
         "decode_steps": rng.choice((1, 4)),
         "num_speculative_tokens": rng.choice((0, 0, 1, 4)),
+        "max_overtaken_tokens": (0, 30, 4096)[seed % 3],
         "windows": rng.choice(((5,), (None, 7), (None, 6, 6), (3, 9), (1,), (None, None, 17))),
     }
     own = smallest_pool(rng.choice((30, 48, 70, 80)), **fields)
