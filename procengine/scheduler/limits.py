@@ -45,6 +45,12 @@ class SchedulerLimits:
             return self.max_model_len
         return max(self.decode_steps, 1 + self.num_speculative_tokens)
 
+    @property
+    def keeps_mixed_steps_short(self) -> bool:
+        """Whether a step holds fewer tokens of prompts because of the rows that decode beside them."""
+        mixed_tokens = self.max_mixed_tokens
+        return mixed_tokens is not None and self.enable_chunked_prefill and mixed_tokens < self.max_num_batched_tokens
+
     def prompt_tokens_beside(self, num_decode_rows: int) -> int:
         """Most prompt tokens of a step with so many decode rows. However many they are, they leave half of
         `max_mixed_tokens` to prompts, or new requests would wait for old ones to end. Whole prompts know no such limit.

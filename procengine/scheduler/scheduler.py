@@ -4,7 +4,8 @@ Owns: the waiting queue, the running rows and the blocks of one worker. Never do
 a socket or a model.
 
 One rule, no phases: let `num_computed` catch up with each request's tokens within a token budget. Decodes go first,
-then prompts, those that have begun and those that wait in one order. A step is planned before the tokens of the steps
+then prompts, those that have begun and those that wait in one order; where steps of both are kept short, and few prompts
+wait, these have every second step for themselves. A step is planned before the tokens of the steps
 in flight are known, assuming that each row yields one token a forward pass: an end by length is known in advance and
 wastes nothing, an end by stop token wastes the row in the steps already sent, whose results are dropped.
 
@@ -37,6 +38,7 @@ from procengine.stopping import FINISH_REASON, NOT_FINISHED, check_finish
 __all__ = ["Scheduler"]
 
 Int32s = NDArray[np.int32]
+_ALONE_STEPS = 2  # of prompts: if they need more, they go on beside rows that decode
 
 
 class Scheduler:
@@ -57,6 +59,7 @@ class Scheduler:
         self._owed = OwedResults()
         self._suspects = LoneSuspects()
         self._speculates = limits.num_speculative_tokens > 0
+        self._were_prompts_alone = False  # in the step before
 
     # --- requests in and out
 
@@ -84,7 +87,8 @@ class Scheduler:
         """Whether the next step is going to hold a prompt, and has room for one not yet here, behind all others."""
         if not self.would_prefill:
             return False
-        return not self._prompts.hold_tokens(self.limits.prompt_tokens_beside(self._decode_slots.size), self.table)
+        num_rows = 0 if self._are_prompts_alone() else self._decode_slots.size
+        return not self._prompts.hold_tokens(self.limits.prompt_tokens_beside(num_rows), self.table)
 
     def add(self, request: Request) -> None:
         """Queue a request whose prompt fits the pool (`SchedulerLimits.pool_tokens`)."""
@@ -137,16 +141,30 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None if no row can run now. Its rows count as computed from here on."""
         plan = StepPlan()
-        self._schedule_decodes(plan)
-        if plan.decode_steps == 1:  # a step of several forward passes holds decode rows alone
-            budget = self.limits.prompt_tokens_beside(plan.decode_slots.size)
-            budget -= sum(chunk.token_ids.size for chunk in plan.chunks)
-            self._schedule_prompts(plan, budget)
+        if self._are_prompts_alone():
+            self._schedule_prompts(plan, self.limits.prompt_tokens_beside(0))
+        self._were_prompts_alone = bool(plan.chunks)
+        if not plan.chunks:
+            self._schedule_decodes(plan)
+            if plan.decode_steps == 1:  # a step of several forward passes holds decode rows alone
+                budget = self.limits.prompt_tokens_beside(plan.decode_slots.size)
+                budget -= sum(chunk.token_ids.size for chunk in plan.chunks)
+                self._schedule_prompts(plan, budget)
         if not plan.num_rows:
             return None
         if self.grammars.num_running:
             self.grammars.mask(plan, self.table)
         return plan
+
+    def _are_prompts_alone(self) -> bool:
+        """Whether the next step is the prompts', and rows that decode wait for it. Where steps beside them are kept short,
+        prompts are done sooner in one of their own. They get every second one, unless so much waits that this would go
+        on for long.
+        """
+        if self._were_prompts_alone or not self._decode_slots.size or not self.limits.keeps_mixed_steps_short:
+            return False
+        num_tokens = _ALONE_STEPS * self.limits.max_num_batched_tokens + 1
+        return self.would_prefill and not self._prompts.hold_tokens(num_tokens, self.table)
 
     def _schedule_decodes(self, plan: StepPlan) -> None:
         table = self.table

@@ -545,22 +545,6 @@ def test_prompts_beside_decode_rows_are_short(changes: dict[str, Any], num_decod
     assert limits(**changes).prompt_tokens_beside(num_decode_rows) == most
 
 
-def test_rows_that_decode_wait_for_few_prompt_tokens() -> None:
-    driver = Driver(limits(max_mixed_tokens=16), depth=1)
-    driver.add(prompt(40), 30)
-    driver.send()
-    assert not driver.scheduler.would_prefill  # alone: as much as a step may hold
-    driver.receive()
-    new = driver.add(prompt(40, seed=1), 4)
-    computed: list[int] = []
-    while not computed or driver.scheduler.would_prefill:
-        driver.send()
-        computed.append(int(driver.scheduler.table.num_computed[new.slot]))
-        driver.receive()
-    assert computed == [15, 30, 40]
-    driver.run()
-
-
 def test_would_prefill_is_false_while_the_next_request_waits_for_its_own_tokens() -> None:
     driver = Driver(limits(block_size=4, num_blocks=7, max_num_seqs=2), depth=3)
     driver.add(prompt(8, seed=0), 12)
