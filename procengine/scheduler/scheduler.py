@@ -4,10 +4,10 @@ Owns: the waiting queue, the running rows and the blocks of one worker. Never do
 a socket or a model.
 
 One rule, no phases: let `num_computed` catch up with each request's tokens within a token budget. Decodes go first,
-then prompts, those that have begun and those that wait in one order; where steps of both are kept short, and few prompts
-wait, these have every second step for themselves. A step is planned before the tokens of the steps
-in flight are known, assuming that each row yields one token a forward pass: an end by length is known in advance and
-wastes nothing, an end by stop token wastes the row in the steps already sent, whose results are dropped.
+then prompts, those that have begun and those that wait in one order. Where steps of both are kept short, and few
+prompts wait, these have every second step for themselves. A step is planned before the tokens of the steps in flight
+are known, assuming that each row yields one token a forward pass: an end by length is known in advance and wastes
+nothing, an end by stop token wastes the row in the steps already sent, whose results are dropped.
 
 Blocks are reused without a fence, because a worker runs its steps in order; and a block may be shared in the very step
 that fills it, because a worker writes the KV entries of all rows of a layer before it reads any.
@@ -157,9 +157,9 @@ class Scheduler:
         return plan
 
     def _are_prompts_alone(self) -> bool:
-        """Whether the next step is the prompts', and rows that decode wait for it. Where steps beside them are kept short,
-        prompts are done sooner in one of their own. They get every second one, unless so much waits that this would go
-        on for long.
+        """Whether the next step is the prompts', and rows that decode wait for it. Where steps beside them are kept
+        short, prompts are done sooner in one of their own. They get every second one, unless so much waits that this
+        would go on for long.
         """
         if self._were_prompts_alone or not self._decode_slots.size or not self.limits.keeps_mixed_steps_short:
             return False
