@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 
+_LEAST_PAUSE_NS = 2 * 10**6  # about what a client takes to send its next request
+
+
 class AnyRequest(Protocol):
     """What every workflow's request has."""
 
@@ -114,6 +117,8 @@ class _InFlight:
     planner: Planner
     sent: object
     charged_ns: int  # of device time, until it is known
+    num_tokens: int  # of all its passes
+    is_steady: bool
     busy_ns: int = 0  # of its results so far
 
 
@@ -139,6 +144,13 @@ class Pipeline:
     needed, so the device does not wait for a round trip. The depth falls to 1 while the next step would hold a prompt
     (`Planner.wants_late_plan`): the steps in flight keep the device busy, and a prompt that arrives meanwhile can still
     join, instead of waiting behind a step planned too early.
+
+    For the same reason there is a pause after a result that ended a request, if nobody waits: its client may send the
+    next one within a millisecond or two. The step behind the running one is planned when half of that has gone by, or
+    a request comes. The pipeline has no clock: it says how long `pause_ns` is, and its owner calls `end_pause` then.
+
+    Attributes:
+        pause_ns: for so long from the newest result on, `next_plan` has none for who says that it `may_pause`.
     """
 
     def __init__(
@@ -148,12 +160,14 @@ class Pipeline:
         self.epoch = epoch  # of its worker
         self.is_up = True  # there is a worker of this epoch, and it gets steps
         self.num_steps = 0
+        self.pause_ns = 0
         self._first_step_id = first_step_id
         self._make_planners = make_planners
         self._async_depth = async_depth
         self._in_flight: deque[_InFlight] = deque()
         self.planners = make_planners()
         self._turns = DeviceTurns()
+        self._steady: _InFlight | None = None  # the newest of decode rows alone whose results are all back
 
     @property
     def num_in_flight(self) -> int:
@@ -182,6 +196,8 @@ class Pipeline:
         """The same of a worker that goes on, with its slots and blocks forgotten; it gets no steps until `is_up`."""
         self.is_up = False
         self._in_flight.clear()
+        self.end_pause()
+        self._steady = None
         lost, self.planners = self.planners, self._make_planners()
         self._turns = DeviceTurns()
         for name, planner in lost.items():
@@ -193,8 +209,14 @@ class Pipeline:
         plan = self.next_plan()
         return None if plan is None else self.build(plan)
 
-    def next_plan(self) -> NextPlan | None:
-        """What the step to send now computes, for `build`; None if the window is full or nothing can run."""
+    def next_plan(self, *, may_pause: bool = False) -> NextPlan | None:
+        """What the step to send now computes, for `build`; None if the window is full, or nothing can run, or there is
+        a pause.
+        """
+        if self.pause_ns:
+            if may_pause and self.is_up and not self.gauges.num_waiting:
+                return None
+            self.end_pause()
         for name in self._turns.order(self.planners) if self.is_up else ():
             planner = self.planners[name]
             if self.num_in_flight >= (1 if planner.wants_late_plan else self._async_depth):
@@ -204,12 +226,19 @@ class Pipeline:
                 return NextPlan(name, planner, plan)
         return None
 
+    def end_pause(self) -> None:
+        """The next step may be planned."""
+        self.pause_ns = 0
+
     def build(self, next_plan: NextPlan) -> PlannedStep:
         """The step of a plan, which is in flight from here on."""
         step_id = self._first_step_id + self.num_steps
         step = next_plan.planner.build(next_plan.plan, step_id, self.epoch)
         charged_ns = self._turns.serve(next_plan.workflow)
-        self._in_flight.append(_InFlight(step_id, next_plan.workflow, next_plan.planner, step.sent, charged_ns))
+        num_tokens, is_steady = _num_tokens(step.header), step.is_steady
+        self._in_flight.append(
+            _InFlight(step_id, next_plan.workflow, next_plan.planner, step.sent, charged_ns, num_tokens, is_steady)
+        )
         self.num_steps += 1
         return step
 
@@ -228,13 +257,31 @@ class Pipeline:
         """Take in a result."""
         if header.epoch != self.epoch:
             return _NOTHING  # of a worker that is gone
+        self.end_pause()
         oldest = self._in_flight[0]
         assert header.step_id == oldest.step_id, f"result of step {header.step_id}, expected {oldest.step_id}"
         oldest.busy_ns += header.busy_ns
         if header.is_last:
             self._in_flight.popleft()
             self._turns.settle(oldest.workflow, oldest.charged_ns, oldest.busy_ns)
+            self._steady = oldest if oldest.is_steady else self._steady
         counters = oldest.planner.counters
         num_before = counters.output_tokens
         ended = oldest.planner.apply(oldest.sent, header, payload)
+        if ended and header.is_last and self.num_in_flight == 1:
+            self._pause_beside(self._in_flight[0])
         return Applied(ended, counters.output_tokens - num_before)
+
+    def _pause_beside(self, running: _InFlight) -> None:
+        """Pause for half of the time that the running step takes at least: what the newest steady one took, or less if
+        it had more to do. So there is time enough to plan. Steps of a few milliseconds are not worth it.
+        """
+        steady = self._steady
+        if steady is None or running.workflow != steady.workflow:
+            return
+        half_ns = steady.busy_ns * min(running.num_tokens, steady.num_tokens) // (2 * steady.num_tokens)
+        self.pause_ns = half_ns if half_ns >= _LEAST_PAUSE_NS else 0
+
+
+def _num_tokens(header: StepInput | EmbedInput) -> int:
+    return header.num_tokens * header.decode_steps if isinstance(header, StepInput) else header.num_tokens

@@ -18,6 +18,7 @@ from procengine.engine import Engine
 from procengine.messages import EmbedResult, RetireWorker, StepFailed, StepResult, WorkerHung, WorkerRetired, encode
 from procengine.pipeline import NextPlan, Pipeline, PlannedStep
 from procengine.procs.output_link import OutputLink
+from procengine.procs.pause_timers import PauseTimers
 from procengine.procs.worker_links import WorkerLinks
 from procengine.profiling.records import RecordKind
 from procengine.profiling.span_ring import SpanWriter
@@ -57,6 +58,7 @@ class StepPump:
         num_workers = child.config.worker.num_workers
         self._progress_ns = [0] * num_workers  # when the newest result came, or the first step after a pause was sent
         self._watchdog: asyncio.TimerHandle | None = None
+        self._pauses = PauseTimers(loop, self.pump)
         self._retiring: list[RetireWorker] = []
         self._recent_results = RecentResults()
         self._shows_results_until_ns = 0
@@ -66,8 +68,9 @@ class StepPump:
         """Send every step that should be at a worker by now."""
         for pipeline in self._engine.pipelines:
             plan_ns = time.monotonic_ns()
-            while (plan := pipeline.next_plan()) is not None:
+            while (plan := pipeline.next_plan(may_pause=True)) is not None:
                 plan_ns = self._send_step(pipeline, plan, plan_ns)
+            self._pauses.settle(pipeline)
         for finish in self._engine.end_failed():
             self._to_output.send(finish)
 

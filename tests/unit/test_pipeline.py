@@ -227,3 +227,163 @@ def test_a_planner_is_made_when_its_workflow_has_a_request() -> None:
     pipe.lose_worker(0)
     assert set(pipe.planners) == {"embed", "generate"}
     assert len(made) == 4
+
+
+# --- the pause after an end
+
+MS = 10**6
+
+
+class DecodingPlanner(FakePlanner):
+    """Rows that decode for ever; `ends` says how many of them end with the next result. `num_waiting` as it is told."""
+
+    def __init__(self, num_rows: int = 8, passes: int = 1) -> None:
+        super().__init__("generate", 1000, passes)
+        self.num_rows = num_rows
+        self.num_waiting = 0
+        self.ends = 0
+
+    @property
+    def gauges(self) -> Gauges:
+        return Gauges(self.num_waiting, self.num_rows, 3)
+
+    def build(self, plan: str, step_id: int, epoch: int) -> PlannedStep:
+        rows = self.num_rows
+        header = StepInput(step_id, epoch, rows, rows, rows, rows, self.passes, 1, 1, 0, -1, ())
+        return PlannedStep(header, NONE, f"generate-{step_id}", [], is_steady=True)
+
+    def apply(self, sent: object, header: Any, payload: Any) -> list[tuple[Any, str]]:
+        return [(sent, "stop")] * self.ends
+
+
+def send(pipe: Pipeline) -> int:
+    count = 0
+    while (plan := pipe.next_plan(may_pause=True)) is not None:
+        pipe.build(plan)
+        count += 1
+    return count
+
+
+def busy(step_id: int, ms: float, *, micro_step: int = 0, is_last: bool = True) -> StepResult:
+    return StepResult(0, 0, step_id, micro_step, is_last, 0, int(ms * MS), ())
+
+
+def after_an_end(planner: DecodingPlanner, *, depth: int = 2, ms: float = 20) -> Pipeline:
+    """A pipeline whose newest result, of step 1, ended a request. Its steps take so long."""
+    pipe = pipeline(planner, depth=depth)
+    assert send(pipe) == depth
+    pipe.apply(busy(0, ms), NONE)
+    assert (pipe.pause_ns, send(pipe)) == (0, 1)
+    planner.ends = 1
+    pipe.apply(busy(1, ms), NONE)
+    planner.ends = 0
+    return pipe
+
+
+def test_the_step_after_an_end_is_planned_when_half_of_the_running_one_has_gone_by() -> None:
+    pipe = after_an_end(DecodingPlanner())
+    assert pipe.pause_ns == 10 * MS
+    assert (send(pipe), send(pipe)) == (0, 0)
+    pipe.end_pause()
+    assert send(pipe) == 1
+    pipe.apply(busy(2, 20), NONE)
+    assert (pipe.pause_ns, send(pipe)) == (0, 1), "one pause for an end"
+
+
+def test_a_request_that_comes_ends_the_pause() -> None:
+    planner = DecodingPlanner()
+    pipe = after_an_end(planner)
+    assert send(pipe) == 0
+    planner.num_waiting = 1
+    planner.wants_late_plan = True  # its step has room for others
+    assert (send(pipe), pipe.pause_ns) == (0, 0)
+    planner.wants_late_plan = False
+    assert send(pipe) == 1
+
+
+def test_the_running_steps_result_ends_the_pause() -> None:
+    planner = DecodingPlanner()
+    pipe = after_an_end(planner)
+    assert send(pipe) == 0
+    planner.ends = 1
+    pipe.apply(busy(2, 20), NONE)
+    assert pipe.pause_ns == 0, "nothing runs beside it"
+    assert send(pipe) == 2
+
+
+def test_nobody_pauses_who_has_no_timer() -> None:
+    pipe = after_an_end(DecodingPlanner())
+    assert pipe.next_plan() is not None
+    assert pipe.pause_ns == 0
+
+
+def test_there_is_no_pause_while_others_wait() -> None:
+    planner = DecodingPlanner()
+    pipe = pipeline(planner)
+    planner.num_waiting = planner.ends = 1
+    send(pipe)
+    for step_id in range(5):
+        pipe.apply(busy(step_id, 20), NONE)
+        assert send(pipe) == 1
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_there_is_no_pause_with_other_than_one_step_in_flight(depth: int) -> None:
+    planner = DecodingPlanner()
+    pipe = pipeline(planner, depth=depth)
+    planner.ends = 1
+    send(pipe)
+    for step_id in range(5):
+        pipe.apply(busy(step_id, 20), NONE)
+        assert (pipe.pause_ns, send(pipe)) == (0, 1)
+
+
+@pytest.mark.parametrize(("ms", "pause_ms"), [(0.1, 0), (3.9, 0), (4, 2), (50, 25)])
+def test_short_steps_are_planned_at_once(ms: float, pause_ms: float) -> None:
+    assert after_an_end(DecodingPlanner(), ms=ms).pause_ns == pause_ms * MS
+
+
+@pytest.mark.parametrize(("num_rows", "pause_ms"), [(1, 2.5), (4, 10), (8, 20), (16, 20)])
+def test_a_running_step_with_less_to_do_takes_less(num_rows: int, pause_ms: float) -> None:
+    """One with more may take longer, but how much is not known."""
+    planner = DecodingPlanner()
+    pipe = pipeline(planner)
+    send(pipe)
+    planner.num_rows = num_rows
+    pipe.apply(busy(0, 40), NONE)
+    send(pipe)
+    planner.ends = 1
+    pipe.apply(busy(1, 40), NONE)
+    assert pipe.pause_ns == pause_ms * MS
+
+
+def test_all_passes_of_a_step_count_and_only_its_last_result_begins_a_pause() -> None:
+    planner = DecodingPlanner(passes=4)
+    pipe = pipeline(planner)
+    send(pipe)
+    planner.ends = 1
+    for micro_step in range(4):
+        assert pipe.pause_ns == 0
+        pipe.apply(busy(0, 5, micro_step=micro_step, is_last=micro_step == 3), NONE)
+    assert pipe.pause_ns == 10 * MS
+    planner.ends = 0
+    pipe.apply(busy(1, 5, is_last=False), NONE)
+    assert (pipe.pause_ns, send(pipe)) == (0, 1), "it is about to end"
+
+
+def test_a_step_of_another_workflow_is_not_paused_beside() -> None:
+    generate, embed = DecodingPlanner(), FakePlanner("embed", 1)
+    pipe = pipeline(generate, embed)
+    assert send(pipe) == 2
+    generate.ends = 1
+    pipe.apply(busy(0, 20), NONE)
+    assert (pipe.pause_ns, send(pipe)) == (0, 1), "nothing is known of how long it takes"
+
+
+def test_the_pause_is_over_when_the_worker_is_gone_or_to_go() -> None:
+    pipe = after_an_end(DecodingPlanner())
+    pipe.lose_worker(0)
+    assert pipe.pause_ns == 0
+    pipe = after_an_end(DecodingPlanner())
+    pipe.is_up = False
+    assert (send(pipe), pipe.pause_ns) == (0, 0)
