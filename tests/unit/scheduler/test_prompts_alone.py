@@ -53,25 +53,27 @@ def is_decoding(driver: Driver, request: Request) -> bool:
     return bool(driver.received[request.key].token_ids)
 
 
-def test_few_prompt_tokens_get_every_second_step_for_themselves() -> None:
+def test_prompts_that_fit_into_one_step_have_it_for_themselves() -> None:
     driver = driver_with_rows(2)
-    driver.add(prompt(BUDGET + 2, 10), 9)
-    assert [step(driver) for _ in range(4)] == [(0, BUDGET), (2, 2), (3, 0), (3, 0)]
+    for seed, length in enumerate((BUDGET - 5, 5)):
+        driver.add(prompt(length, 10 + seed), 9)
+    assert [step(driver) for _ in range(2)] == [(0, BUDGET), (4, 0)]
     driver.run()
 
 
-def test_as_many_as_two_steps_hold_are_few() -> None:
+def test_rows_that_decode_do_not_wait_for_two_such_steps_running() -> None:
     driver = driver_with_rows(2)
-    for seed in range(2):
-        driver.add(prompt(BUDGET, 10 + seed), 9)
-    assert [step(driver) for _ in range(4)] == [(0, BUDGET), (3, MIXED - 3), (0, BUDGET - (MIXED - 3)), (4, 0)]
+    driver.add(prompt(BUDGET, 10), 9)
+    assert step(driver) == (0, BUDGET)
+    driver.add(prompt(BUDGET, 11), 9)
+    assert [step(driver) for _ in range(3)] == [(3, MIXED - 3), (0, BUDGET - (MIXED - 3)), (4, 0)]
     driver.run()
 
 
-def test_rows_that_decode_wait_for_short_pieces_where_much_waits() -> None:
+def test_rows_that_decode_wait_for_short_pieces_of_more() -> None:
     driver = driver_with_rows(1)
-    driver.add(prompt(2 * BUDGET + 3, 10), 4)
-    assert [step(driver) for _ in range(5)] == [(1, MIXED - 1), (0, BUDGET), (1, MIXED - 1), (0, 5), (2, 0)]
+    driver.add(prompt(BUDGET + 10, 10), 4)
+    assert [step(driver) for _ in range(4)] == [(1, MIXED - 1), (1, MIXED - 1), (0, 12), (2, 0)]
     driver.run()
 
 
