@@ -169,7 +169,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         int | None,
         About(
             _SCHEDULING,
-            "the same beside rows that decode; prompts that fit into one step have it alone (auto: 96 on a CPU)",
+            "the same beside rows that decode; few prompts have every second step alone (auto: 96 on a CPU)",
             2,
             1 << 20,
             unit="tokens",

@@ -4,8 +4,8 @@ Owns: the waiting queue, the running rows and the blocks of one worker. Never do
 a socket or a model.
 
 One rule, no phases: let `num_computed` catch up with each request's tokens within a token budget. Decodes go first,
-then prompts, those that have begun and those that wait in one order. Where steps of both are kept short,
-prompts have one for themselves if it holds all that wait. A step is planned before the tokens of the steps in flight
+then prompts, those that have begun and those that wait in one order. Where steps of both are kept short, and few
+prompts wait, these have every second step for themselves. A step is planned before the tokens of the steps in flight
 are known, assuming that each row yields one token a forward pass: an end by length is known in advance and wastes
 nothing, an end by stop token wastes the row in the steps already sent, whose results are dropped.
 
@@ -156,12 +156,13 @@ class Scheduler:
         return plan
 
     def _are_prompts_alone(self) -> bool:
-        """Whether the next step is the prompts', and rows that decode wait for it: where steps beside them are kept
-        short, and all that waits fits into one of its own. It is done sooner then. Not twice running.
+        """Whether the next step is the prompts', and rows that decode wait for it. Where steps beside them are kept
+        short, prompts are done sooner in steps of their own: they get every second one, once two hold all that wait.
         """
         if self._were_prompts_alone or not self._decode_slots.size or not self.limits.keeps_mixed_steps_short:
             return False
-        return self.would_prefill and not self._prompts.hold_tokens(self.limits.prompt_tokens_beside(0) + 1, self.table)
+        num_tokens = 2 * self.limits.prompt_tokens_beside(0)
+        return self.would_prefill and not self._prompts.hold_tokens(num_tokens + 1, self.table)
 
     def _schedule_decodes(self, plan: StepPlan) -> None:
         table = self.table

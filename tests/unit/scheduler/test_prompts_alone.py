@@ -53,27 +53,19 @@ def is_decoding(driver: Driver, request: Request) -> bool:
     return bool(driver.received[request.key].token_ids)
 
 
-def test_prompts_that_fit_into_one_step_have_it_for_themselves() -> None:
+def test_few_prompts_get_every_second_step_for_themselves() -> None:
     driver = driver_with_rows(2)
-    for seed, length in enumerate((BUDGET - 5, 5)):
+    for seed, length in enumerate((BUDGET - 5, 5, BUDGET)):
         driver.add(prompt(length, 10 + seed), 9)
-    assert [step(driver) for _ in range(2)] == [(0, BUDGET), (4, 0)]
+    assert [step(driver) for _ in range(4)] == [(0, BUDGET), (4, MIXED // 2), (0, BUDGET - MIXED // 2), (5, 0)]
     driver.run()
 
 
-def test_rows_that_decode_do_not_wait_for_two_such_steps_running() -> None:
-    driver = driver_with_rows(2)
-    driver.add(prompt(BUDGET, 10), 9)
-    assert step(driver) == (0, BUDGET)
-    driver.add(prompt(BUDGET, 11), 9)
-    assert [step(driver) for _ in range(3)] == [(3, MIXED - 3), (0, BUDGET - (MIXED - 3)), (4, 0)]
-    driver.run()
-
-
-def test_rows_that_decode_wait_for_short_pieces_of_more() -> None:
+def test_rows_that_decode_wait_for_short_pieces_of_more_than_two_steps_hold() -> None:
     driver = driver_with_rows(1)
-    driver.add(prompt(BUDGET + 10, 10), 4)
-    assert [step(driver) for _ in range(4)] == [(1, MIXED - 1), (1, MIXED - 1), (0, 12), (2, 0)]
+    driver.add(prompt(2 * BUDGET + 10, 10), 4)
+    shares = [step(driver) for _ in range(6)]
+    assert shares == [(1, MIXED - 1), (1, MIXED - 1), (0, BUDGET), (1, MIXED - 1), (0, 5), (2, 0)]
     driver.run()
 
 
