@@ -188,7 +188,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    max_mixed_tokens: int | None = None  # the same while some decode, and wait for the prompts of the step
+    max_mixed_tokens: int | None = None  # of prompts beside rows that decode, and wait for them
     max_overtaken_tokens: int = 4096  # of later prompts that may go before a longer one; 0: in order of arrival
     max_embed_tokens: int = 2048  # of one sequence that is not cut, of `embed` say: it may fill a step alone
     max_model_len: int = 8192

@@ -169,7 +169,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         int | None,
         About(
             _SCHEDULING,
-            "the same beside rows that decode; few prompts have every second step alone (auto: 96 on a CPU)",
+            "prompt tokens of a step beside rows that decode; few have every second step alone (auto: 64 on a CPU)",
             2,
             1 << 20,
             unit="tokens",

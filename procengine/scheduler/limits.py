@@ -22,7 +22,7 @@ class SchedulerLimits:
     enable_prefix_caching: bool = True
     is_priority_policy: bool = False
     decode_steps: int = 1
-    max_mixed_tokens: int | None = None  # of a step whose decode rows wait for its prompts; None: as of any other
+    max_mixed_tokens: int | None = None  # of prompts in a step whose decode rows wait for them; None: as of any other
     max_overtaken_tokens: int = 0  # of prompts that come later and go first, see `PromptQueue`; 0: as they came
     num_speculative_tokens: int = 0  # most proposed tokens a row tries in a step; 0 is no speculation
     windows: tuple[int | None, ...] = (None,)  # of each group of layers, see `BlockGroups`
@@ -52,10 +52,8 @@ class SchedulerLimits:
         return mixed_tokens is not None and self.enable_chunked_prefill and mixed_tokens < self.max_num_batched_tokens
 
     def prompt_tokens_beside(self, num_decode_rows: int) -> int:
-        """Most prompt tokens of a step with so many decode rows. However many they are, they leave half of
-        `max_mixed_tokens` to prompts, or new requests would wait for old ones to end. Whole prompts know no such limit.
-        """
+        """Most prompt tokens of a step with so many decode rows. Whole prompts do not know `max_mixed_tokens`."""
         left = self.max_num_batched_tokens - num_decode_rows
         if not num_decode_rows or self.max_mixed_tokens is None or not self.enable_chunked_prefill:
             return left
-        return min(left, max(self.max_mixed_tokens - num_decode_rows, self.max_mixed_tokens // 2))
+        return min(left, self.max_mixed_tokens)

@@ -136,7 +136,7 @@ def test_token_budget_that_is_not_given_holds_what_a_step_may_need(
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({}, 96),
+        ({}, 64),
         ({"max_num_batched_tokens": 2048}, None),  # who chooses the one means it
         ({"max_num_batched_tokens": 2048, "max_mixed_tokens": 64}, 64),
         ({"device": "mock"}, None),

@@ -57,7 +57,7 @@ def test_few_prompts_get_every_second_step_for_themselves() -> None:
     driver = driver_with_rows(2)
     for seed, length in enumerate((BUDGET - 5, 5, BUDGET)):
         driver.add(prompt(length, 10 + seed), 9)
-    assert [step(driver) for _ in range(4)] == [(0, BUDGET), (4, MIXED // 2), (0, BUDGET - MIXED // 2), (5, 0)]
+    assert [step(driver) for _ in range(4)] == [(0, BUDGET), (4, MIXED), (0, BUDGET - MIXED), (5, 0)]
     driver.run()
 
 
@@ -65,7 +65,7 @@ def test_rows_that_decode_wait_for_short_pieces_of_more_than_two_steps_hold() ->
     driver = driver_with_rows(1)
     driver.add(prompt(2 * BUDGET + 10, 10), 4)
     shares = [step(driver) for _ in range(6)]
-    assert shares == [(1, MIXED - 1), (1, MIXED - 1), (0, BUDGET), (1, MIXED - 1), (0, 5), (2, 0)]
+    assert shares == [(1, MIXED), (1, MIXED), (0, BUDGET), (1, MIXED), (0, 2), (2, 0)]
     driver.run()
 
 
@@ -104,5 +104,5 @@ def test_the_next_step_takes_another_prompt_if_it_is_theirs_alone() -> None:
     assert driver.scheduler.would_take_another
     step(driver)
     driver.add(prompt(MIXED, 11), 9)
-    assert not driver.scheduler.would_take_another  # beside three rows there is room for less than this one
+    assert not driver.scheduler.would_take_another  # beside decode rows there is room for this one
     driver.run()

@@ -534,9 +534,8 @@ def test_abort_of_a_preempted_request_drops_what_it_is_owed() -> None:
         ({}, 0, 64),
         ({}, 10, 54),
         ({"max_mixed_tokens": 20}, 0, 64),  # nobody waits for it
-        ({"max_mixed_tokens": 20}, 1, 19),
-        ({"max_mixed_tokens": 20}, 8, 12),
-        ({"max_mixed_tokens": 20}, 15, 10),  # prompts keep half of it
+        ({"max_mixed_tokens": 20}, 1, 20),
+        ({"max_mixed_tokens": 20}, 44, 20),
         ({"max_mixed_tokens": 20}, 60, 4),
         ({"max_mixed_tokens": 20, "enable_chunked_prefill": False}, 15, 49),  # a whole prompt might never fit
     ],
