@@ -25,7 +25,9 @@ class TinyGroups:
 
     def __getitem__(self, mode: Mode) -> RunningGroup:
         if mode not in self._by_mode:
-            self._by_mode[mode] = self._stack.enter_context(RunningGroup(self._folder, **mode.options))
+            # In order of arrival, so that tests know whose blocks are left.
+            group = RunningGroup(self._folder, max_overtaken_tokens=0, **mode.options)
+            self._by_mode[mode] = self._stack.enter_context(group)
         return self._by_mode[mode]
 
 

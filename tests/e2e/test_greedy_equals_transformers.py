@@ -57,7 +57,7 @@ def check_calm(group: RunningGroup, case: TinyCase) -> None:
 
 
 def check_crowded(group: RunningGroup, case: TinyCase) -> None:
-    """All at once in a pool that holds a quarter of them: with a cold cache, then with the remains of that run."""
+    """All at once, in order, in a pool that holds a quarter of them: with a cold cache, then with what that left."""
     everything, salt = list(range(len(case.prompts))), group.new_salt()
     group.num_preemptions()
     with group.held_until_queued(len(everything)):
@@ -109,7 +109,7 @@ def test_every_family(family: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [mode for mode in ALL_MODES if mode not in FAST_MODES], ids=str)
 def test_all_other_modes(mode: Mode, tiny_llama: TinyCase) -> None:
-    with RunningGroup(tiny_llama.folder, **mode.options) as group:
+    with RunningGroup(tiny_llama.folder, max_overtaken_tokens=0, **mode.options) as group:
         check_calm(group, tiny_llama)
         check_crowded(group, tiny_llama)
 
