@@ -6,6 +6,7 @@ Owns: that mapping. Never does: know what is kept there. Free of torch.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,11 @@ def zeroed_memory(num_bytes: int, *, huge_pages: bool) -> NDArray[np.uint8]:
     better off in small ones: a virtual machine may get the memory of a huge page as late as it is cleared, at 0.6 GB/s,
     while a step waits. numpy would ask for huge pages, for arrays of 4 MiB and more.
     """
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return np.zeros(num_bytes, np.uint8)
     # Private, for shared memory has no huge pages by default.
     pages = mmap.mmap(-1, max(1, num_bytes) + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     whole = np.frombuffer(pages, np.uint8)
     start = -address(whole) % _HUGE_PAGE
     return whole[start : start + num_bytes]

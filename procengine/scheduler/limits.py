@@ -46,14 +46,18 @@ class SchedulerLimits:
         return max(self.decode_steps, 1 + self.num_speculative_tokens)
 
     @property
+    def _most_beside(self) -> int:
+        """Prompt tokens beside rows that decode. Whole prompts do not know `max_mixed_tokens`."""
+        if self.max_mixed_tokens is None or not self.enable_chunked_prefill:
+            return self.max_num_batched_tokens
+        return self.max_mixed_tokens
+
+    @property
     def keeps_mixed_steps_short(self) -> bool:
         """Whether a step holds fewer tokens of prompts because of the rows that decode beside them."""
-        mixed_tokens = self.max_mixed_tokens
-        return mixed_tokens is not None and self.enable_chunked_prefill and mixed_tokens < self.max_num_batched_tokens
+        return self._most_beside < self.max_num_batched_tokens
 
     def prompt_tokens_beside(self, num_decode_rows: int) -> int:
-        """Most prompt tokens of a step with so many decode rows. Whole prompts do not know `max_mixed_tokens`."""
+        """Most prompt tokens of a step with so many decode rows."""
         left = self.max_num_batched_tokens - num_decode_rows
-        if not num_decode_rows or self.max_mixed_tokens is None or not self.enable_chunked_prefill:
-            return left
-        return min(left, self.max_mixed_tokens)
+        return min(left, self._most_beside) if num_decode_rows else left

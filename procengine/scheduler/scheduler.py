@@ -140,7 +140,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None if no row can run now. Its rows count as computed from here on."""
         plan = StepPlan()
-        if self._are_prompts_alone():
+        if self.would_prefill and self._are_prompts_alone():
             self._schedule_prompts(plan, self.limits.prompt_tokens_beside(0))
         self._were_prompts_alone = bool(plan.chunks)
         if not plan.chunks:
@@ -156,13 +156,14 @@ class Scheduler:
         return plan
 
     def _are_prompts_alone(self) -> bool:
-        """Whether the next step is the prompts', and rows that decode wait for it. Where steps beside them are kept
-        short, prompts are done sooner in steps of their own: they get every second one, once two hold all that wait.
+        """Whether the next step, if it is going to hold a prompt, is the prompts', and rows that decode wait for it.
+        Where steps beside them are kept short, prompts are done sooner in steps of their own: they get every second
+        one, once two hold all that wait.
         """
         if self._were_prompts_alone or not self._decode_slots.size or not self.limits.keeps_mixed_steps_short:
             return False
         num_tokens = 2 * self.limits.prompt_tokens_beside(0)
-        return self.would_prefill and not self._prompts.hold_tokens(num_tokens + 1, self.table)
+        return not self._prompts.hold_tokens(num_tokens + 1, self.table)
 
     def _schedule_decodes(self, plan: StepPlan) -> None:
         table = self.table
